@@ -39,7 +39,7 @@ type TakenTicket struct {
 	Ticket
 	Key        string   // Request.Key
 	Flow, Cost string   // as recorded at the join, for Line.PutBack and Refund; if empty, as it would join now
-	Rank       int64    // its position, for Line.PutBack
+	Rank       int64    // its position, for Line.PutBack; 0 if it was granted by Reserve
 	NeverFits  bool     // its cost is above a limit by now: it was not charged, and its work must fail
 	Weight     float64  // of its tenant, above 0, by which lines of shards share slots; 0 without shards
 	Decision   Decision // granted, with a Reservation, unless the ticket was not charged
@@ -183,11 +183,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		ask := o.lineRequest(op, r.ID)
 		ask.At, ask.Never = r.At.UnixMicro(), o.neverCounted(r)
 		ask.Place.Flow, ask.Cost = cmp.Or(t.Flow, ask.Place.Flow), cmp.Or(t.Cost, ask.Cost)
-		if op == script.PutBack {
-			ask.Place.Rank, ask.Place.Since = t.Rank, t.Since.UnixMicro()
-		} else {
-			ask.Ticket = ""
-		}
+		ask.Place.Rank, ask.Place.Since = t.Rank, t.Since.UnixMicro()
 		asks[o.compiledPolicy] = append(asks[o.compiledPolicy], ask)
 	}
 	for cp, asks := range asks {

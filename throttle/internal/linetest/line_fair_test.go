@@ -56,6 +56,43 @@ func TestSharesOfAHugeWindow(t *testing.T) {
 	st.inShares(st.shares(1110, 16, "q"), weights, st.cost)
 }
 
+// A ticket that is put back goes before those that joined later, however its tenant's tag was rounded.
+func TestAnEqualTenantDoesNotPassWhatIsPutBack(t *testing.T) {
+	client := limitertest.Redis(t)
+	for _, limit := range []int64{3, 7, 10} {
+		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(limit, s)))
+		for i := range 40 {
+			st.joins(fmt.Sprint("a", i), fmt.Sprint("b", i))
+		}
+		for i := range 80 {
+			st.at(time.Duration(i) * s)
+			ticket := fmt.Sprint([]string{"a", "b"}[i%2], i/2)
+			expect.Equal(t, ids(st.take(1)), []string{ticket}, limit)
+			st.putBack(ticket)
+			expect.Equal(t, ids(st.take(1)), []string{ticket}, limit, "again")
+		}
+	}
+}
+
+// Only a taken ticket moves its tenant's tag. So the refund of what Reserve granted moves none back.
+func TestARefundOfAReservationEarnsNoTurns(t *testing.T) {
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(40, h)))
+	var held []throttle.TakenTicket
+	for range 40 {
+		held = append(held, throttle.TakenTicket{Ticket: limitertest.Ticket("a"), Decision: st.granted("a")})
+	}
+	st.joinMany("q", "b", 60)
+	st.joinMany("q", "a", 60)
+	got := map[string]int{}
+	for i := range held {
+		expect.Must(t, st.line().Refund(t.Context(), held[i:i+1]))
+		for _, ticket := range st.take(5) {
+			got[ticket.Decision.Reservation.Tenant]++
+		}
+	}
+	expect.Equal(t, got, map[string]int{"a": 20, "b": 20})
+}
+
 // Weights hold in each queue, independently of other queues.
 func TestSharesOfQueues(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"b": 3}, limitertest.SharedWindow(40, s)))

@@ -15,7 +15,7 @@ const (
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
 	PutBack   = "put_back"  // puts a taken ticket back at its rank, and gives back the units of its grant, once
-	Cancel    = "cancel"    // gives back all of a reservation, once; with a Place its tenant's tag moves back
+	Cancel    = "cancel"    // gives back all of a reservation, once; with a Place.Rank its tenant's tag moves back
 	Settle    = "settle"    // corrects the units of a reservation
 	Release   = "release"   // gives back its leases
 	Renew     = "renew"     // keeps its leases for as long again
@@ -93,7 +93,7 @@ type Place struct {
 	MaxWait  int64  `json:"max_wait,omitempty"` // the longest wait (us); 0 is no limit
 	Backlog  int64  `json:"backlog,omitempty"`  // tickets of the flow before it is refused; 0 is no limit
 	Deadline int64  `json:"deadline,omitempty"` // the longest wait that makes sense (us); 0 is no limit
-	Rank     int64  `json:"rank,omitempty"`     // of a ticket that is put back
+	Rank     int64  `json:"rank,omitempty"`     // of a taken ticket that is put back or cancelled
 }
 
 // Refuse, as a MaxWait or a Deadline, refuses a request that is not granted at once.

@@ -60,7 +60,8 @@ local function new_fair(L)
           local scope = node.number and scopes.open(call, node.suffix, node.number, nil) -- nil without a window
           node.part_costs, node.part = costs, scope and fair.part_of(scope, costs.windows) or SLOT
         end
-        set_tag(node, flow, max(0, tag + sign * max(2 * tag / MOST, node.part * 1000 / flow.weight))) -- never the same
+        local least = tag / MOST -- doubles round: a tag always moves, and moves back by enough
+        set_tag(node, flow, max(0, tag + sign * max(2 * least, node.part * 1000 / flow.weight) - (1 - sign) * least))
       end
     end
   end

@@ -168,7 +168,7 @@ local function new_join(L)
     return false
   end
 
-  -- take_back moves the tags of a tenant back, for a grant that is cancelled.
+  -- take_back moves the tags of a tenant back, for a taken ticket that is cancelled or put back.
   local function take_back(r)
     local flow = flow_for(r)
     fair().move_tags(flow, windows.costs_of(call, r.costs_text), -1)

@@ -37,6 +37,7 @@ type Standing struct {
 	Policy   Policy   // that of the line
 	Removed  bool     // the policy is in force no more
 	Weight   float64  // of its tenant
+	Free     bool     // it is not denied but by pauses: the tenant is exempt, or the policy observes
 
 	operation *operation
 }
@@ -98,7 +99,7 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 		s.operation, err = cp.newOperation(Request{}, n.limiter.interventions.Load().applyTo(cp, "", Tenant{}))
 	}
 	if s.Request.Ticket.Queue = queue; s.operation != nil {
-		s.Weight = float64(s.operation.weight()) / 1000
+		s.Weight, s.Free = float64(s.operation.weight())/1000, s.operation.free
 	}
 	return err
 }

@@ -14,8 +14,8 @@ const (
 	pacedPeriod = time.Minute
 	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
 	lapse       = int64(20 * time.Millisecond / time.Microsecond)
-	whole       = 1e10 // what a tag moves by for all that a window holds: here 100 times as much, as tags are integers
-	slot        = 1e7  // and for a slot
+	whole       = 1e8 // what a tag moves by for all that a window holds
+	slot        = 1e5 // and for a slot
 )
 
 const (
@@ -40,14 +40,14 @@ func (s *simulation) run(ctx context.Context) error {
 func (l *simLine) startOne(t int64) int64 {
 	l.waited[l.binds] += t - l.now
 	l.now, l.binds = t, ""
-	for len(l.waiting) > 0 && l.waiting[0].key <= t {
+	for len(l.waiting) > 0 && l.waiting[0].key <= float64(t) {
 		f := l.waiting[0]
 		l.waiting = l.waiting[1:]
 		f.wait(t)
 	}
 	next := int64(never)
 	if len(l.waiting) > 0 {
-		next = l.waiting[0].key
+		next = int64(l.waiting[0].key)
 	}
 	var first *side // whose turn it is, of those with a free slot
 	for _, s := range l.sides {
@@ -84,7 +84,7 @@ func (l *simLine) startOne(t int64) int64 {
 func (f *simFlow) wait(t int64) {
 	l, s := f.line, f.side
 	at, by := f.fits(t, ownLevel)
-	if f.key = at; at > t {
+	if f.key = float64(at); at > t {
 		f.waited[by] += at - t
 		insert(&l.waiting, f)
 		return
@@ -160,7 +160,7 @@ func (f *simFlow) start(t int64) {
 	}
 	l.last = max(l.last, side.tag)
 	side.tag += f.step()
-	side.last, *f.tag = f.key, f.key+int64(math.Ceil(f.part()/first.Weight))
+	side.last, *f.tag = f.key, f.key+f.part()/first.Weight
 	n, ends := first.next(), time.UnixMicro(t+first.hold)
 	if first.finish > 0 {
 		f.end(&l.sim.finishes[first.finish], n, ends)
@@ -196,14 +196,14 @@ func (f *simFlow) end(d *Finish, n int64, at time.Time) {
 
 // step is by what tickets of a flow move the tag of its side. Batches get the line's share of batches, and
 // live tickets the rest. Queues share that evenly.
-func (f *simFlow) step() int64 {
+func (f *simFlow) step() float64 {
 	alike := 1.0
 	for _, s := range f.line.sides {
 		if s != f.side && s.batch == f.side.batch && len(s.flows) > 0 {
 			alike++
 		}
 	}
-	return int64(math.Ceil(f.part() * alike / f.side.share))
+	return f.part() * alike / f.side.share
 }
 
 // part is what the next tickets take of the tightest window that all share, or of slots.

@@ -102,7 +102,7 @@ type simLine struct {
 
 	waiting []*simFlow // flows without room in their own windows, or before their time
 	sides   []*side    // of the flows that have room in their own windows, and whose time has come
-	last    int64      // the tag of the last start
+	last    float64    // the tag of the last start
 
 	now    int64
 	binds  string           // what all wait for at the root since `now`
@@ -117,20 +117,20 @@ type side struct {
 	queue string
 	share float64 // of its class
 
-	tag  int64             // by when its next ticket has had its turn
-	tags map[string]*int64 // of tenants
-	last int64             // of these: the tag of the last start
+	tag  float64             // by when its next ticket has had its turn
+	tags map[string]*float64 // of tenants
+	last float64             // of these: the tag of the last start
 }
 
 // A simFlow is tickets that go one after the other.
 type simFlow struct {
 	line    *simLine
 	side    *side
-	tag     *int64    // of its tenant
+	tag     *float64  // of its tenant
 	windows []*window // that its tickets count in, with the slots of its side
 
 	tickets []tickets
-	key     int64            // until when it waits; on its side the tag by which it stands there
+	key     float64          // until when it waits; on its side the tag by which it stands there
 	waited  map[string]int64 // us, by what it waited for; on its side less simLine.waited of then: see wait, leave
 }
 
@@ -141,13 +141,13 @@ func (l *simLine) flow(s *throttle.Standing) *simFlow {
 		f = &simFlow{line: l, side: l.side(s), waited: map[string]int64{}}
 		f.windows = slices.Clone(l.sim.slots[f.side.queue])
 		l.flows[s.Flow] = f
-		f.tag = cmp.Or(f.side.tags[s.Request.Tenant], new(int64))
+		f.tag = cmp.Or(f.side.tags[s.Request.Tenant], new(float64))
 		f.side.tags[s.Request.Tenant] = f.tag
 		if p := s.Decision.Pause; p != nil {
 			f.windows = append(f.windows, &window{level: ownLevel, Ends: p.Until.UnixMicro()})
 		}
 		for i := range s.Decision.Windows {
-			if !s.Decision.Granted { // it is not exempt
+			if !s.Free {
 				f.windows = append(f.windows, l.window(s, i))
 			}
 		}
@@ -185,7 +185,7 @@ func (l *simLine) side(of *throttle.Standing) *side {
 	queue, batch := of.Request.Ticket.Queue, of.Request.Class == throttle.ClassBatch
 	i := slices.IndexFunc(l.sides, func(s *side) bool { return s.queue == queue && s.batch == batch })
 	if i < 0 {
-		s := &side{batch: batch, queue: queue, share: of.Policy.BatchShare, tag: -1, tags: map[string]*int64{}}
+		s := &side{batch: batch, queue: queue, share: of.Policy.BatchShare, tag: -1, tags: map[string]*float64{}}
 		if !batch {
 			s.share = 1 - s.share
 		}

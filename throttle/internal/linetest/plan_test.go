@@ -188,6 +188,21 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		got := st.plan(inspect.PlanOptions{}, demand("a", 1, ""), demand("b", 1, "")).Tenants
 		expect.That(t, got[0].Expected == limitertest.At(5*s) && got[1].Expected == limitertest.At(h), got)
 	})
+	t.Run("a pause of an exempt tenant", func(t *testing.T) {
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: m})
+		p.Tenants = map[string]throttle.Tenant{"b": {Exempt: true}}
+		st := newStory(t, limitertest.Redis(t), p)
+		st.pauses("b") // for an hour
+		expect.Equal(t, st.plan(inspect.PlanOptions{}, demand("b", 60, "")).Expected, limitertest.At(h))
+	})
+	t.Run("weights at a huge window", func(t *testing.T) {
+		st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"a": 10, "b": 1000}, limitertest.SharedWindow(1e12, s)))
+		a, b := demand("a", 10, ""), demand("b", 1000, "")
+		a.Hold, b.Hold = s, s
+		snapshot := expect.Got(inspect.Of(st.l).Snapshot(t.Context(), []inspect.Demand{a, b}, inspect.Slots{Count: 1, Queues: []string{"q"}}))(t)
+		got := expect.Got(snapshot.Plan(t.Context(), inspect.PlanOptions{}))(t).Tenants // in turn, one of a with 100 of b
+		expect.That(t, got[1].Tenant == "a" && got[1].Expected.Sub(limitertest.At(0)) > 800*s, got)
+	})
 	t.Run("what the upstream has left", func(t *testing.T) {
 		st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
 		st.remaining(st.granted("a1").Reservation, 3, h)

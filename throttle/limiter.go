@@ -187,7 +187,7 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 // count by nothing, or a tenant is named and they count by the tenant alone. If it fails or ctx ends, some counts are
 // empty: repeat it. Errors are Take's.
 func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error) {
-	cp, err := l.policyFor(policy, tenant, false)
+	cp, err := l.policyFor(policy, tenant, true)
 	if err != nil {
 		return 0, err
 	}

@@ -141,6 +141,9 @@ func TestAResetLetsGoWhatWaits(t *testing.T) {
 	reset("", 7)
 	used("a", 0, 0, 0)
 	st.at(6*s).takes("b2", "a3").asks(-1)
+	st.granted("c9")
+	expect.Must(t, st.l.SetPolicies(nil)) // what waits for a removed policy starts, too
+	reset("c", 2)
 	expect.Err(t, expect.ErrOf(st.l.Reset(t.Context(), "q", "")), throttle.ErrUnknownPolicy)
 	expect.Err(t, expect.ErrOf(st.l.Reset(t.Context(), "q", "a")), throttle.ErrUnknownPolicy)
 }

@@ -120,6 +120,10 @@ func TestAFiringStopsWhileItIsEnqueued(t *testing.T) {
 		time.Sleep(3 * time.Minute)
 		st := s.status(p, f)
 		expect.That(t, st.State == batch.StateStopped && st.Failed >= 600 && st.Failed <= 1500, st)
+		s.ok(p.Resume(t.Context(), f))
+		s.ok(p.Pause(t.Context(), f))
+		time.Sleep(10 * time.Second)
+		expect.Equal(t, s.status(p, f).State, batch.StatePaused, "by an operator, after that stop")
 	})
 }
 

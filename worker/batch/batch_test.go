@@ -236,6 +236,9 @@ func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
 		p := s.scheduler(b)
 		time.Sleep(time.Minute - 100*time.Millisecond)
 		f := s.fire(p, "b")
+		s.ok(p.Pause(t.Context(), f))
+		s.ok(p.Resume(t.Context(), f))
+		expect.Equal(t, s.status(p, f).State, batch.StateWaiting, "before the hours")
 		last := func() time.Time { return time.Unix(0, start.Load()) } // when the last task started
 		until := func(after time.Duration) time.Time {
 			at := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(after)

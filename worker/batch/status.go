@@ -111,7 +111,7 @@ type record struct {
 	Since    int64  `redis:"delayed_since"`
 	Round    int    `redis:"round"`   // how often it was retried
 	Size     int    `redis:"size"`    // how many tasks it has by its plan
-	Stopped  int    `redis:"stopped"` // 1 if Batch.OnFailed stopped it since it was last retried
+	Stopped  int    `redis:"stopped"` // 1 if Batch.OnFailed stopped it since it was last retried; 2: it was resumed since
 	Took     int64  `redis:"took"`    // us: all done tasks together
 }
 
@@ -148,7 +148,7 @@ func (r record) state() State {
 		return StateCancelling
 	case r.Stopped == 1 && r.Want == wantPause:
 		return StateStopped
-	case r.Held, r.Want == wantPause && r.Phase == phaseNew: // nothing is enqueued
+	case r.Held && r.Phase != phaseNew, r.Want == wantPause && r.Phase == phaseNew: // nothing is enqueued
 		return StatePaused
 	case r.Want == wantPause:
 		return StatePausing

@@ -4,7 +4,7 @@
 -- ARGV  1 run, pause, cancel, or retry: the failed tasks, if all are enqueued  2 name of the firing
 -- reply 1, or 0 if that has no effect: it has ended, was cancelled, or is gone
 
-local found = redis.call('HMGET', KEYS[1], 'phase', 'want', 'round')
+local found = redis.call('HMGET', KEYS[1], 'phase', 'want', 'round', 'stopped')
 local phase, want = found[1], found[2]
 if not phase or want == 'cancel' and ARGV[1] ~= 'cancel' then return 0 end
 if ARGV[1] == 'retry' then
@@ -16,8 +16,8 @@ if ARGV[1] == 'retry' then
   return 1
 end
 if phase == 'ended' then return 0 end
-if want == 'pause' and ARGV[1] == 'run' then
-  redis.call('HSET', KEYS[1], 'held', 1, 'again', 1) -- all join anew: picks dropped tickets, maybe during a resume
+if want == 'pause' and ARGV[1] == 'run' then -- all join anew: picks dropped tickets, maybe during a resume
+  redis.call('HSET', KEYS[1], 'held', 1, 'again', 1, 'stopped', found[4] == '1' and 2 or found[4] or 0)
 end
 redis.call('HSET', KEYS[1], 'want', ARGV[1])
 return 1

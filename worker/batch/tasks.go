@@ -47,7 +47,7 @@ func ListFile(path string) Tenants {
 	return func(context.Context, Firing) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
 			for line, err := range lines(path) {
-				if line = bytes.TrimSpace(line); err == nil && (len(line) == 0 || line[0] == '#') {
+				if line = bytes.Trim(bytes.TrimSpace(line), "\ufeff"); err == nil && (len(line) == 0 || line[0] == '#') {
 					continue
 				}
 				if !yield(string(line), err) || err != nil {

@@ -27,7 +27,7 @@ const maxUnits = 32
 // refusal is TransportConfig.Refusal's default.
 func refusal(resp *http.Response) (time.Duration, bool) {
 	retryIn, timed := RetryAfter(resp)
-	exhausted := false
+	exhausted := nothingLeft(resp.Header)
 	for _, r := range remainders(resp.Header, clock(resp), unitsNamed(resp.Header)) {
 		if r.units == 0 {
 			exhausted = true
@@ -45,6 +45,27 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 		return retryIn, timed || exhausted
 	}
 	return 0, false
+}
+
+// nothingLeft reports whether a field says that nothing is left, even if it does not say until when.
+func nothingLeft(h http.Header) bool {
+	for field, values := range h {
+		for _, prefix := range remainingFields {
+			rest, ok := strings.CutPrefix(strings.ToLower(field), strings.ToLower(prefix)+"remaining")
+			if ok && (rest == "" || rest[0] == '-') && values[0] == "0" {
+				return true
+			}
+		}
+	}
+	list, _ := httpsfv.UnmarshalList(h.Values("RateLimit"))
+	for _, member := range list {
+		if item, ok := member.(httpsfv.Item); ok {
+			if left, ok := integer(item.Params, "r"); ok && left == 0 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // unitsNamed returns the units that a response names in fields such as

@@ -95,9 +95,12 @@ func (d *drain) enqueue(limiter *throttle.Limiter) {
 	client, err := worker.NewClient(d.asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
 	sitetest.Must(d, err)
 	defer client.Close()
-	for j, p := range d.policies { // one by one: all of them are many calls of one commit
+	for j, p := range d.policies { // 20 at a time, as machines are slow
 		var wait sync.WaitGroup
 		for i := range d.each {
+			if i%20 == 0 {
+				wait.Wait()
+			}
 			wait.Go(func() {
 				task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", i%d.tenants)}, p.Name+":x", nil)
 				_, err := client.EnqueueContext(d.Context(), task, asynq.MaxRetry(3),

@@ -146,7 +146,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	return err
 }
 
-// requeue makes a denied task scheduled again, by Client.Restore. Like asynq's calls that end a task it is repeated.
+// requeue makes a denied task scheduled again, by Client.Restore. It is repeated, as asynq's calls that end a task are.
 func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, queued bool) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {

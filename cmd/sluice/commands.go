@@ -73,13 +73,13 @@ func (m *Main) command() *cli.Command {
 		ErrWriter:                 m.Stderr,
 	}
 	for _, c := range root.Commands {
-		complete(c, help(c.Name))
+		finish(c, help(c.Name))
 	}
 	return root
 }
 
-// complete sets for a command and its subcommands the help, and what all commands have in common.
-func complete(c *cli.Command, help string) {
+// finish sets for a command and its subcommands the help, and what all commands have in common.
+func finish(c *cli.Command, help string) {
 	for _, f := range c.Flags {
 		f.(interface{ SetStringer(cli.FlagStringFunc) }).SetStringer(flagLine)
 	}
@@ -87,7 +87,7 @@ func complete(c *cli.Command, help string) {
 	c.DisableSliceFlagSeparator, c.OnUsageError = true, onUsageError
 	for _, sub := range c.Commands {
 		sub.Hidden = true // the text of the help describes it
-		complete(sub, help)
+		finish(sub, help)
 	}
 	run := c.Action
 	c.Action = func(ctx context.Context, cmd *cli.Command) error {

@@ -31,14 +31,14 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess is whether units above the limit expire as others do. If so, observing policies count by GCRA.
+	// ForgetsExcess is whether units above the limit delay nobody after they expired. If so, observing policies count by GCRA.
 	ForgetsExcess bool
 
-	// Kind names the algorithm in Lua and in stored state.
+	// Kind is the letter of File in Lua and in stored state. Algorithms with one File have one Kind.
 	Kind string
 
-	// Lately returns over how long, until now, a window has granted what it counts: a rate's divisor. Left is the
-	// time until it counts nothing.
+	// Lately returns in what time until now a window has granted what it counts: WindowState.PerSecond divides by
+	// it. Left is the time until it counts nothing.
 	Lately func(period, left time.Duration) time.Duration
 
 	// Leases is whether units are held until they are given back or their lease runs out.

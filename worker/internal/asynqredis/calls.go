@@ -23,7 +23,7 @@ const (
 
 // A Call is one call of asynq's scripts on a task or a queue.
 type Call struct {
-	Verb string // empty if the command is no such call
+	Verb string // its kind, such as Dequeue; empty if the command is no such call
 	Ref
 	Args []any // the arguments after the keys: those of Retry and Archive begin with the task's ID and its message
 }

@@ -83,7 +83,7 @@ func (d *Dispatcher) dueAt(l *line) time.Time {
 // before reports whether a line's turn comes before that of another one of its set. Each line is fair
 // between its tenants. The lines of all policies, and of their shards, share this server's slots so that all
 // tenants get theirs: the line goes first whose tenants have had the least (start-time fair queueing, Goyal
-// et al., 1996). Tenants of shards go by weight, the others are equals.
+// et al., 1996). Here weights count for tenants of shards alone: the others are equals.
 func (l *line) before(other *line) bool {
 	tag, asked := cmp.Compare(l.startTag(), other.startTag()), l.redisTime.Compare(other.redisTime)
 	return cmp.Or(tag, asked, strings.Compare(l.name, other.name)) < 0

@@ -5,8 +5,8 @@
 -- share is ROOT. Nodes, tags and V belong to one queue. Windows are counted for all queues together.
 --
 -- A queue whose name begins with "!" has the claims of one process, which alone takes them. Names of
--- other queues are escaped, and contain no "!". A queue has two QUEUEs: its name for live tickets, and its
--- name with "!" at the end for those of batches. A ticket is "QUEUE/ID" without the "!". In its
+-- other queues are escaped, and contain no "!". In keys QUEUE is a side: a queue's name for live tickets, and
+-- that with "!" at the end for those of batches. A ticket is "QUEUE/ID" without the "!". In its
 -- record a batch's "!" is before the "|".
 --
 -- Keys, after the prefix P of the policy. A SUFFIX is a scope's key without P, a NODE is

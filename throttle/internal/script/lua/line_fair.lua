@@ -22,8 +22,8 @@ local function new_fair(L)
     return part > 0 and part * WHOLE or SLOT
   end
 
-  -- tag_of returns the tag of a flow's tenant. Where only tenants count, a tenant has one flow, whose record
-  -- has the tag.
+  -- tag_of returns the tag of a flow's tenant. If windows count by no attribute but the tenant (only_tenants), a
+  -- tenant has one flow, whose record has the tag.
   function fair.tag_of(node, flow)
     if call.only_tenants and flow.n > 0 then return flow.tag end
     local tag = node.tags[flow.tenant]

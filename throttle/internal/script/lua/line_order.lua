@@ -7,8 +7,8 @@
 -- ticket later, so that live tickets go first.
 --
 -- Of the sides of a take, the least tag at ROOT is served. While it waits for a window, no side behind it passes.
--- Room is also left for a side of another server: until LATE after its ticket fits, if that is still to come and no
--- window has leases, else from LATE before its appointment to LATE after it. Later it holds up nobody, with no credit.
+-- Room is also left for another server's side. If its ticket does not fit yet, and no window has leases: until LATE
+-- after it will. Else: from LATE before its appointment to LATE after it. Later it holds up nobody, with no credit.
 -- A batch that live tickets delay at a broader scope catches up at narrower ones: the delay counts as time there.
 --
 -- Key, behind the prefix P of the policy:

@@ -4,7 +4,7 @@
 -- A request r is a table with those values and fields of decide.lua that it has. Without them ticket is false, and
 -- at and hold are 0. It also has:
 --   costs, costs_text  by window, and as text
---   suffixes           the keys of its scopes; nil in a plain request
+--   suffixes           the keys of its scopes; nil if r is `plain`, below
 --   known              if `lost` is set: the record of the last call of the process
 --   old_costs          the costs of the reservation before this request, by window, if they were corrected
 -- and of its place, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
@@ -21,7 +21,7 @@
 
 local RECORD_MS = 60000 -- the time in which a repeated call is recognised
 
--- All plain requests share one table, as nothing keeps them.
+-- Requests without a ticket, fields and a line share one table, as nothing keeps them.
 local plain = {op = '', costs = false, costs_text = '', ticket = false, place = '', at = 0, hold = 0}
 
 local function read_place(r)

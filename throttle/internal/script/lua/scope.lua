@@ -8,7 +8,7 @@
 -- expire. Those whose names begin with "!" are upstream.lua's. The others are windows of an older or a newer
 -- policy: processes with two versions never erase each other's counts.
 --
--- algorithms[kind], the file of each, is a table of
+-- algorithms[kind], each in a file of its own, is a table of
 --   load(p1, p2, p3, p4, now, data, from, to) -> st, clock_off
 --                                  the state at `now`, from the parameters and the payload, if there
 --                                  is one: data[from .. to]; nil if that is malformed. clock_off: if
@@ -33,7 +33,7 @@
 --                                  0 if there was no lease, or it was not renewed
 --   kept_until(st, now) -> time    until when the state is of use, if that is later than resets_at
 --   grants(st, at) -> text         the grants at `at` or later: "TIME/UNITS,..."
---   drains                         true if room comes back evenly: none is lost while a ticket waits for more
+--   drains                         true if room comes back evenly: forecasts take it for used up to the limit
 
 local scopes
 do

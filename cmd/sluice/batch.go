@@ -27,7 +27,7 @@ type BatchCommand struct {
 	Tick   string   // "" for the newest firing, or for the next if it is planned
 }
 
-// batchCommand also has the flags of its verbs.
+// batchCommand has the flags that all of its verbs share.
 func (m *Main) batchCommand() *cli.Command {
 	c := &BatchCommand{workersCommand: workersCommand{Main: m}}
 	batch := &cli.Command{
@@ -184,7 +184,7 @@ func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Fir
 }
 
 // follow requests the verb's change, and shows how far it is, until it is done. It runs the scheduler meanwhile, as
-// none may run elsewhere.
+// perhaps none runs elsewhere.
 func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.Firing, verb batchVerb) error {
 	if verb.request != nil {
 		err := verb.request(s, ctx, f)

@@ -169,7 +169,7 @@ func onUsageError(_ context.Context, cmd *cli.Command, err error, _ bool) error 
 		return badInput("unknown flag --%s: %s", name, see)
 	}
 	if i := strings.Index(text, "strconv."); i >= 0 {
-		text = text[:i] + "must be a whole number"
+		text = text[:i] + "must be a" + strings.Repeat(" whole", strings.Count(text, "ParseInt")) + " number"
 	}
 	if i := strings.Index(text, "time: "); i >= 0 {
 		text = text[:i] + "must be a duration such as 500ms, 30s or 1m30s"

@@ -207,4 +207,10 @@ func TestWhatIsInForceIsShown(t *testing.T) {
 	d.run(t, "status").want(t, exitDone).says(t,
 		"policies: as if "+d.path("policies.yml")+" were in force in place of published version 2\n", " shared 0 2 requests ")
 	equal(t, decoded[simulated](t, look("simulate", "--limit", "shared=8", "--json")).Source, "published version 2")
+	for _, ticket := range []string{"1", "w0", "w1"} {
+		d.reserves(t, "acme", ticket)
+	}
+	look("limits", "override", "api", "acme", "--window", "own=1", "--for", "1h", "--by", "anna", "--why", "x").want(t, exitDone)
+	got := decoded[simulated](t, look("simulate", "--limit", "own@acme=9", "--json"))
+	that(t, got.Now.Expected.After(got.Now.At) && got.If.Expected.Equal(got.If.At), got)
 }

@@ -21,7 +21,7 @@ type diagnosis struct {
 	OK       bool     `json:"ok"`
 	Findings []string `json:"findings"`        // what to correct
 	Error    string   `json:"error,omitempty"` // why Redis could not be asked, or refuses its user
-	Warnings []string `json:"warnings"`        // of tasks that nobody may take
+	Warnings []string `json:"warnings"`        // of tasks that perhaps nobody takes
 }
 
 // doctorCommand says whether a Redis is set up for workers.

@@ -16,7 +16,7 @@ import (
 // A forecast is the JSON of --dry-run: the shortest time in which the jobs without a result can be done, if calls take
 // no time, and nobody else calls.
 type forecast struct {
-	Jobs          int      `json:"jobs"`            // without a result
+	Jobs          int      `json:"jobs"`            // to be done
 	Done          int      `json:"done"`            // jobs with a result in --out
 	AtBestSeconds *float64 `json:"at_best_seconds"` // null if it is longer than a plan looks ahead
 	Window        string   `json:"window"`          // that the last job waits for; "" if no job waits

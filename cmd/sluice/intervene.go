@@ -41,7 +41,7 @@ func (m *Main) resumeCommand() *cli.Command {
 		})
 }
 
-// resumeUpstream ends the upstream's pause, and reports whether there was one. It logs the change unless that is done.
+// resumeUpstream ends the upstream's pause or slowed rate, and reports whether it did. It logs that, unless `logged`.
 func (c *ControlCommand) resumeUpstream(ctx context.Context, f *fleet, logged bool) (bool, error) {
 	r := throttle.Request{Policy: c.policy, Tenant: c.tenant}
 	f.limiter.SetInterventions(throttle.Interventions{}) // a pause by operators would hide the upstream's

@@ -358,6 +358,7 @@ func TestUnknownCommands(t *testing.T) {
 			`sluice: --concurrency 0: must be 1 to 10000: see "sluice run -h"`},
 		{[]string{"run", "--concurrency", "many"},
 			`sluice: invalid value "many" for flag -concurrency: must be a whole number: see "sluice run -h"`},
+		{[]string{"limits", "override", "--weight", "x"}, `sluice: invalid value "x" for flag -weight: must be a number: see "sluice limits override -h"`},
 		{[]string{"run", "--jobs", "-", "--policies", "p", "--timeout", "0s"},
 			`sluice: --timeout 0s: must be 1ms to 1h: see "sluice run -h"`},
 		{[]string{"run", "--timeout", "30"},

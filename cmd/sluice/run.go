@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-// Run checks all input before it writes anything.
+// Run checks all input but --out before it writes anything.
 func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err := c.validate(); err != nil {
 		return usageError{err}
@@ -67,7 +67,7 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err := checkJobs(ctx, limiter, c.Policies, list); err != nil {
 		return err
 	}
-	// The results in --out are read later: until here another process may add some.
+	// The results in --out are read after this: until the lock is held, another process may add some.
 	lock, err := c.lockJobs(ctx, server.Client, progress)
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 // lockLease is how long the jobs of a process that was killed stay locked.
 const lockLease = 10 * time.Second
 
-// lockJobs waits until no other process works on the jobs. Holding the reservation keeps others away.
+// lockJobs waits up to 15 s until no other process works on the jobs. The reservation keeps others away.
 func (c *RunCommand) lockJobs(
 	ctx context.Context, client redis.UniversalClient, progress *drain.Progress,
 ) (throttle.Reservation, error) {

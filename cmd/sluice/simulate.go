@@ -124,9 +124,7 @@ func overrideOf(all *[]throttle.TenantOverride, policy, tenant string, inForce t
 		if j := slices.IndexFunc(inForce.Overrides, match); j >= 0 {
 			o = inForce.Overrides[j]
 		}
-		if o.Windows == nil {
-			o.Windows = map[string]throttle.Override{}
-		}
+		o.Windows = throttle.Tenant{}.With(o).Windows // a copy: nobody may change the map in force
 		i, *all = len(*all), append(*all, o)
 	}
 	return &(*all)[i]

@@ -158,7 +158,7 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 	s.Tenants = s.Tenants[:min(len(s.Tenants), c.Tenants)]
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
 	for _, q := range s.Queues {
-		if info, err := inspector.GetQueueInfo(queueOf(q.Queue)); err == nil && info.Paused { // else it is not asynq's
+		if info, err := inspector.GetQueueInfo(queueOf(q.Queue)); err == nil && info.Paused { // an error: it is not asynq's
 			s.PausedQueues = append(s.PausedQueues, q.Queue)
 		}
 	}

@@ -38,8 +38,8 @@ type Change struct {
 	Policies []throttle.Policy `json:"policies,omitempty"` // the published ones: for publishing them again
 }
 
-// Changes returns the last n changes, the newest first. The log keeps MaxChanges. The error wraps that
-// of Redis.
+// Changes returns the last n changes, the newest first. The log keeps MaxChanges. The error may wrap
+// that of Redis.
 func (s *Store) Changes(ctx context.Context, n int) ([]Change, error) {
 	entries, err := s.client().XRevRangeN(ctx, s.key("log"), "+", "-", int64(n)).Result()
 	if err != nil {
@@ -68,7 +68,7 @@ func (s *Store) Record(ctx context.Context, c Change) error {
 }
 
 // Differences describes how policies have changed, with the limits of windows before and after, such
-// as "github-api/provider 10/s -> 15/s, added mail". It is empty if nothing differs.
+// as "added mail, added mail/hour, github-api/provider 10/s -> 15/s". It is empty if nothing differs.
 func Differences(before, after []throttle.Policy) string {
 	oldFacts, newFacts := factsOf(before), factsOf(after)
 	var parts []string

@@ -25,7 +25,7 @@ const (
 
 // FollowConfig configures Store.Follow.
 type FollowConfig struct {
-	// KeepPolicies has the limiter keep its own policies, and follow pauses and overrides of single tenants only.
+	// KeepPolicies has the limiter keep its own policies. It still follows all pauses, and overrides of single tenants.
 	KeepPolicies bool
 }
 
@@ -50,7 +50,7 @@ type Follower struct {
 // Follow keeps the limiter of a Store up to date with it, from now until Close. It reads the Store
 // once before it returns. Until published policies have been read, the limiter has its own.
 //
-// Every change is in force within a second. The limiter's Observer is told of each version.
+// Every change is in force within a second. The limiter's Observer is told of each version, without KeepPolicies.
 // Policies that cannot be used are logged, and the earlier ones stay in force. They also stay if Redis
 // forgets what was published.
 func (s *Store) Follow(ctx context.Context, c FollowConfig) *Follower {

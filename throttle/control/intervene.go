@@ -56,7 +56,7 @@ func (s *State) add(field, value string) error {
 // replaces the tenant's earlier one. Its By, Until and Why are ignored. It must fit the published policies.
 // Without a tenant it changes windows of a published policy, shared ones too, for all without an own limit.
 //
-// Errors are a *throttle.PolicyError, an InputError, or wrap that of Redis.
+// Errors are a *throttle.PolicyError, an InputError, one of MaxInForce, or wrap that of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, author Author) error {
 	state, err := s.stateBefore(ctx, o.Policy, o.Tenant, ttl, author)
 	if err != nil {
@@ -186,7 +186,7 @@ func (s State) Describe(kind, policy, tenant string) string {
 
 // Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
 // MaxTTL. It replaces an earlier pause. Tasks that run go on. If policies were published, the policy
-// must be one of them. Errors are SetOverride's.
+// must be one of them, or one removed since. Errors are SetOverride's.
 func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, author Author) error {
 	state, err := s.stateBefore(ctx, policy, tenant, d, author)
 	if err != nil {

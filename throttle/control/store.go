@@ -105,7 +105,7 @@ var (
 	readScript = redis.NewScript(readText)
 )
 
-// State reads what is in force. The error wraps that of Redis.
+// State reads what is in force. The error may wrap that of Redis.
 func (s *Store) State(ctx context.Context) (State, error) {
 	return s.read(ctx, State{mark: "unknown"})
 }
@@ -157,7 +157,7 @@ var ErrConflict = errors.New("control: other policies were published meanwhile: 
 // Publish puts policies in force on all limiters that follow. They replace the policies of a version, 0
 // if none were published. It returns the new version, or the same one if nothing differs.
 //
-// Errors are a *throttle.PolicyError, ErrConflict, one that names Author's field, or wrap that of
+// Errors are for no policies, a *throttle.PolicyError, ErrConflict, one that names Author's field, or wrap that of
 // Redis, after which the policies may be in force all the same.
 func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, author Author) (int64, error) {
 	if len(policies) == 0 {
@@ -196,8 +196,8 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	return s.change(ctx, "policies", string(text), 0, version, change)
 }
 
-// removed returns the policies that have a line which is not among lines: published ones, and of those removed
-// earlier the ones for which tickets still wait.
+// removed returns the policies with a line that is not in `lines`: published ones, and earlier removed ones if
+// tickets still wait for them.
 func (s *Store) removed(ctx context.Context, before State, lines []string) (removed []throttle.Policy, err error) {
 	for i, p := range slices.Concat(before.Policies, before.Removed) {
 		l, err := s.newLimiter([]throttle.Policy{p})

@@ -7,7 +7,7 @@ import (
 )
 
 // untilRead calls end when the response's body is read to its end or closed, or the context ends.
-// It may call end twice.
+// It may call end several times.
 func untilRead(ctx context.Context, resp *http.Response, end func()) {
 	if resp.Body == nil || resp.Body == http.NoBody {
 		end()

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Numbers in X-RateLimit-Reset from epochSeconds on are seconds since 1970, from epochMilliseconds
+// Numbers in a field ...-Reset from epochSeconds on are seconds since 1970, from epochMilliseconds
 // on milliseconds. Smaller ones are seconds from now, as no limit lasts for 31 years.
 const (
 	epochSeconds      = 1_000_000_000

@@ -20,7 +20,7 @@ type learner struct {
 	reported map[string]excess // by policy, unit and scopes
 }
 
-// An excess is how many more units our windows had left than the upstream, when that was reported.
+// An excess is how many more units our windows could grant than the upstream, when that was reported.
 // Redis subtracts what we grant from the reported units, so an excess that stays the same is not
 // reported again.
 type excess struct {
@@ -61,7 +61,7 @@ func (t *Transport) learn(
 	}
 }
 
-// report reports the upstream's remaining units where they are fewer than our windows can grant.
+// report reports the upstream's remaining units where these are news: see isNews.
 func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.Decision) {
 	if age, _ := number(resp.Header.Get("Age"), time.Second); age > 0 {
 		return // a cache sent it: its numbers are old

@@ -39,13 +39,13 @@ type TransportConfig struct {
 	Base http.RoundTripper
 
 	// LearnOnly reserves nothing. It is for calls of jobs that took their cost when they began.
-	// Refusals pause the policy all the same. Remaining units are learnt if the Caller has its Decision.
+	// Refusals pause the policy all the same. Remaining units are learnt if the Caller's Decision is of that tenant.
 	LearnOnly bool
 
 	// Limiter decides. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger gets a record of each release, cancellation and refusal that could not be stored in Redis.
+	// Logger gets a record of each release, cancellation, refusal and remainder that could not be stored in Redis.
 	// The default is slog.Default().
 	Logger *slog.Logger
 

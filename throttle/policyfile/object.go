@@ -18,7 +18,7 @@ import (
 
 // An object is a mapping in the file. It is read into a struct whose fields name the keys: see
 // keyOf. A field whose key is left out stays zero, which means the default. So the file may not hold
-// a zero or an empty text. A field whose value cannot be used is reported, and stays zero too.
+// an empty text, nor a zero that is not the default. A field whose value cannot be used is reported, and stays zero.
 type object struct {
 	*decoder
 	broken     bool // some of its keys were reported: a key that seems missing may be one of them

@@ -109,7 +109,7 @@ func (d *decoder) join() error {
 	return errors.Join(errs...)
 }
 
-// document returns the only document of the file. It reports a mistake and returns nil if there is none.
+// document returns the only document of the file. If it cannot, it reports why, and returns nil.
 func (d *decoder) document(data []byte) *yaml.Node {
 	if len(data) > maxBytes {
 		d.report(0, "", "file is too large", fmt.Sprintf("must have at most %d bytes", maxBytes))
@@ -199,7 +199,7 @@ func (o *object) checkPolicy(p throttle.Policy) {
 	}
 }
 
-// checkWindow validates a window alone, unless its algorithm is unknown.
+// checkWindow validates a window alone, unless its algorithm cannot be read.
 func (o *object) checkWindow(w throttle.Window) {
 	if !o.unreadable["algorithm"] {
 		o.check(throttle.Policy{Name: "p", Windows: []throttle.Window{w}}.Validate())

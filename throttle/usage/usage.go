@@ -199,8 +199,8 @@ const HistorySpan, Step = 24 * time.Hour, time.Minute
 // A Point is what happened in a minute.
 type Point struct {
 	At                        time.Time // when it began
-	Granted, Refused, Waiting int64     // requests, refusals by the upstream, and tickets in line at its end
-	Known                     bool      // whether any Counter wrote in it
+	Granted, Refused, Waiting int64     // grants, refusals by the upstream, and tickets in line at its end
+	Known                     bool      // whether a Counter wrote for it: not if nothing happened and nobody waited
 }
 
 // History returns the minutes of each policy from a time on. The last minute is still under way. The

@@ -21,8 +21,8 @@ type Batch struct {
 	// unknown. Without either, plans count a Timeout among the Options.
 	Duration time.Duration
 
-	// Ended is the type of a task that is enqueued when a firing has ended, once, into the batch's
-	// queue. Its payload is the Status as JSON, its tenant the batch's name. The default is none.
+	// Ended is the type of a task that is enqueued, into the batch's queue, each time a firing ends or OnFailed
+	// stops it. Its payload is the Status as JSON, its tenant the batch's name. The default is none.
 	Ended string
 
 	// FinishBy is the time by which all tasks of a firing are to have ended: a time of day, such as "06:00", the
@@ -76,7 +76,7 @@ type Batch struct {
 	// Tenants yields the tenants. It is required.
 	Tenants Tenants
 
-	// Timezone is the IANA name of the zone of Schedule and Hours. The default is UTC, or
+	// Timezone is the IANA name of the zone of Schedule, Hours and FinishBy. The default is UTC, or
 	// that of a Schedule with TZ.
 	Timezone string
 }
@@ -85,7 +85,7 @@ type Batch struct {
 type Missed string
 
 const (
-	MissedSkip Missed = "skip" // they do not fire
+	MissedSkip Missed = "skip" // they do not fire, unless they are at most a minute late
 	MissedOnce Missed = "once" // the last of them fires
 )
 

@@ -47,7 +47,7 @@ func (w *work) estimate(ctx context.Context) {
 	}
 }
 
-// look forecasts the rest of the firing, and writes when it is expected to end. An error is one of Redis:
+// look forecasts the rest of the firing, and writes when it is expected to end. After an error
 // the next look is soon.
 func (e *estimator) look(ctx context.Context) error {
 	r, err := e.read(ctx)

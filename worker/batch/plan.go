@@ -40,14 +40,14 @@ type Plan struct {
 	Overdue  int       `json:"overdue"`            // tasks that are expected to end after FinishBy
 	Begins   bool      `json:"begins"`             // false if Batch.Late would refuse the firing
 
-	Changes []Change     `json:"changes,omitempty"` // of limits, by which no task is overdue; none if no limit helps
+	Changes []Change     `json:"changes,omitempty"` // of limits, by which no task is overdue; none if none was found
 	Tenants []TenantPlan `json:"tenants"`
 }
 
 // A Change is the smallest change of a limit that must rise.
 type Change struct {
 	Window string `json:"window"` // or throttle.BySlots
-	From   int64  `json:"from"`   // the limit in force, by which tasks are overdue
+	From   int64  `json:"from"`   // the limit in force or of PlanOptions.Limits, by which tasks are overdue
 	To     int64  `json:"to"`     // the limit by which none is
 }
 
@@ -113,7 +113,7 @@ type tenantTasks struct {
 	TenantPlan
 	Start int         `json:"start"`           // index of the first task, if Tasks yields what it did when counted
 	Kinds []*taskKind `json:"kinds,omitempty"` // of the tasks that can be enqueued
-	Order string      `json:"order,omitempty"` // a letter for the kind of each task; empty if all are of one kind
+	Order string      `json:"order,omitempty"` // a letter for the kind of each task; empty for one kind, or too many
 }
 
 // A taskKind counts tasks that ask for the same.

@@ -25,11 +25,11 @@ type Firing struct {
 type State string
 
 const (
-	StateWaiting    State = "waiting"    // for a scheduler, or for the hours of the batch to begin
-	StateEnqueuing  State = "enqueuing"  // its tasks are enqueued; some may run
-	StateRunning    State = "running"    // all are enqueued
-	StatePausing    State = "pausing"    // its waiting tasks are taken out of their lines
-	StatePaused     State = "paused"     // none of its tasks starts
+	StateWaiting    State = "waiting"    // for a scheduler, earlier firings (OverlapQueue), or the batch's hours
+	StateEnqueuing  State = "enqueuing"  // its tasks are being enqueued; some may run
+	StateRunning    State = "running"    // all have been enqueued
+	StatePausing    State = "pausing"    // its waiting tasks are being taken out of their lines
+	StatePaused     State = "paused"     // none of its tasks starts: after Pause, or outside of its hours
 	StateStopped    State = "stopped"    // as StatePaused, by Batch.OnFailed
 	StateCancelling State = "cancelling" // waiting tasks are deleted, and running ones go on
 
@@ -38,14 +38,14 @@ const (
 	StateCancelled State = "cancelled" // every task has ended or was deleted
 )
 
-// A Status is how far a firing is. The sum of its tasks is Total.
+// A Status is how far a firing is. Waiting to Cancelled add up to Total.
 type Status struct {
 	Batch string    `json:"batch"`
 	Queue string    `json:"queue"`
 	State State     `json:"state"`
 	Tick  time.Time `json:"tick"`
 
-	// Total counts the tasks enqueued so far: all tasks from StateRunning on.
+	// Total counts the tasks enqueued or rejected so far: all tasks from StateRunning on.
 	Total     int `json:"total"`
 	Waiting   int `json:"waiting"` // also tasks that are to be retried
 	Running   int `json:"running"`
@@ -60,8 +60,8 @@ type Status struct {
 	EndedAt time.Time `json:"ended_at,omitzero"`
 
 	// Planned is when the last task was expected to end when the firing began. Finish is when it is expected
-	// to end now: a scheduler that runs keeps it true. It is zero if that is unknown, for instance while the
-	// firing is paused. Binds is what the last task waits for the longest: a window, or throttle.BySlots;
+	// to end now: a scheduler that runs keeps it true. It is zero if that is unknown, for instance after
+	// Pause or Cancel. Binds is what the last task waits for the longest: a window, or throttle.BySlots;
 	// empty if it waits for nothing. Plan.Unknown lists what these do not count.
 	Planned time.Time `json:"planned,omitzero" redis:"planned"`
 	Finish  time.Time `json:"finish,omitzero" redis:"expected"`
@@ -77,7 +77,7 @@ type Status struct {
 	Reason       string    `json:"reason,omitempty" redis:"reason"`
 }
 
-// HasEnded reports whether no task of the firing waits or runs.
+// HasEnded reports whether the firing has ended.
 func (s Status) HasEnded() bool {
 	return s.State == StateDone || s.State == StateCancelled || s.State == StateRefused
 }

@@ -24,8 +24,8 @@ import (
 type Tenants func(ctx context.Context, f Firing) iter.Seq2[string, error]
 
 // Tasks yields the tasks of one tenant of a firing. They are never all in memory. It is called once to
-// count them for the plan, and once to enqueue them. After a crash another process calls it again, and
-// skips as many tasks as were enqueued: so it must yield the same tasks in the same order.
+// count them for the plan, and once to enqueue them. After a pause, an error or a crash it is called again, and as
+// many tasks as were enqueued are skipped: so it must yield the same tasks in the same order.
 type Tasks func(ctx context.Context, f Firing, tenant string) iter.Seq2[*asynq.Task, error]
 
 // List is Tenants for a list of names.

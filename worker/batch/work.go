@@ -62,7 +62,7 @@ func (s *Scheduler) work(ctx context.Context, b *compiled, f asynqredis.Firing) 
 }
 
 // renew renews the lease, also while a user's function takes long. It ends the context when the
-// lease is lost or has run out.
+// lease is lost or soon runs out.
 func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 	last := time.Now()
 	for sleep(ctx, w.lease/5) {

@@ -28,7 +28,7 @@ func Load(path string) ([]throttle.Policy, []batch.Batch, error) {
 
 // Parse parses the text of a policy file. Errors mention the file by its name. Files that the text
 // mentions must exist; relative paths begin at the folder of the policy file. Parse returns valid
-// policies and batches, in the order of the file. The error joins a *policyfile.Error for each mistake.
+// policies and batches, in the order of the file. The error joins *policyfile.Errors: the first of each batch.
 func Parse(name string, data []byte) ([]throttle.Policy, []batch.Batch, error) {
 	f, err := policyfile.ParseFile(name, data)
 	if err != nil {

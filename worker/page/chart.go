@@ -25,7 +25,7 @@ func (p *Page) Run(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// points returns the history of policies, as far back as that.
+// points returns the history of policies, from `back` ago on.
 func (p *Page) points(ctx context.Context, policies []string, back time.Duration) map[string][]usage.Point {
 	key := fmt.Sprint("history", back, policies)
 	points, _ := remember(&p.recent, ctx, key, func(ctx context.Context) (map[string][]usage.Point, error) {

@@ -27,8 +27,8 @@ type foundView struct {
 	Wider    bool // whether tenants and policies were looked for, too
 }
 
-// find looks for the task with an ID, in one queue or in all. For a word that was typed in, it also looks
-// for a tenant and policies of that name.
+// find looks for the task with an ID, in one queue or in the first 50. For a word that was typed in, it also looks
+// for the tenant of that name, and for policies with it in their names.
 func (p *Page) find(ctx context.Context, q question, policies []string) *foundView {
 	f := &foundView{Asked: q.Task, Wider: q.Task == ""}
 	queues := []string{q.Queue}

@@ -37,8 +37,8 @@ type Config struct {
 	// nil, shows none.
 	Control *control.Store
 
-	// Inspector lists the queues in which Client looks for a task's ID. The default, nil, lists none.
-	// The caller closes it.
+	// Inspector finds the queues in which Client looks for a task's ID, paused queues, and servers. The default,
+	// nil, finds none. The caller closes it.
 	Inspector *asynq.Inspector
 
 	// Limiter has the policies that the page shows. It is required. The page shows grants if the

@@ -39,7 +39,7 @@ type answer struct {
 
 var errSilent = errors.New("redis does not answer")
 
-// isSilent reports whether a call failed because Redis did not answer.
+// isSilent reports whether a call failed because Redis did not answer, cannot serve now, or refuses its user.
 func isSilent(err error) bool {
 	return errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, io.EOF) || errors.As(err, new(net.Error))

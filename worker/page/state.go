@@ -29,7 +29,7 @@ const askedWithin = 3 * time.Second
 // A status is the state of a policy or tenant: its trouble, a word, and what to add.
 type status struct {
 	Trouble   int
-	Full      bool // it uses all that it may
+	Full      bool // what waits keeps it busy, or a tenant's window is full
 	Word, How string
 }
 
@@ -61,7 +61,7 @@ type policyView struct {
 	Error    string // why the state is not known, or not up to date
 	FailOpen bool
 	Granted  float64 // in a second, in the last whole minute or as its windows say
-	Limit    string  // of Granted
+	Limit    string  // of throttle.Requests, by a shared window
 	History  string  // the line of a chart
 	Status   status
 	Trend    int64 // how many more wait than a minute ago

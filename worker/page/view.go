@@ -90,7 +90,7 @@ type controlled struct {
 	processes map[string][]string
 }
 
-// A headline is the worst trouble, and its remedy.
+// A headline is the worst trouble, with the first policies that are in trouble.
 type headline struct {
 	Class, Text string
 	More        []policyView
@@ -119,8 +119,8 @@ type chosenView struct {
 	Tenant   string                   // if set, only this tenant is shown
 	Own      *inspect.State           // its tickets that are expected to start last
 	OwnAll   int64                    // its tickets that wait, in all queues
-	Override *throttle.TenantOverride // of Tenant
-	Held     *throttle.Pause          // of Tenant, or else of the policy
+	Override *throttle.TenantOverride // of Tenant, or if none is chosen for all
+	Held     *throttle.Pause          // of Tenant, or if none is chosen of the policy
 	Rows     []tenantRow
 	Counts   []count // of the filters
 	Config   throttle.Policy
@@ -213,7 +213,7 @@ func (p *Page) servers(ctx context.Context) []*asynq.ServerInfo {
 	return servers
 }
 
-// home shows all policies, in order of their trouble.
+// home shows the policies of one list, in order of their trouble.
 func (p *Page) home(ctx context.Context, v *view, names []string, servers []*asynq.ServerInfo) {
 	policies := make([]policyView, len(names))
 	var all sync.WaitGroup
@@ -257,7 +257,7 @@ func (v *view) headline(policies []policyView) {
 	v.Title = v.Headline.Text + " · Sluice"
 }
 
-// strip fills the strip with sums over all policies.
+// strip fills the strip with sums over the policies of the list.
 func (v *view) strip(policies []policyView, servers []*asynq.ServerInfo) {
 	var waiting, trend, refused int64
 	var oldest policyView

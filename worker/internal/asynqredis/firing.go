@@ -63,7 +63,7 @@ func (f Firing) batchKey(end string) string { return prefix(f.Queue) + "sluice:b
 // key returns the key of the firing that ends so.
 func (f Firing) key(end string) string { return f.batchKey(":" + f.Name() + end) }
 
-// Members are tasks that are enqueued for a firing. Their indexes count up from From.
+// Members are tasks that are enqueued for a firing. From is the index of the first one.
 type Members struct {
 	Firing
 	From int

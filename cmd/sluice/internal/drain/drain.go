@@ -81,7 +81,7 @@ func (c *Counts) add(r jobs.Result) {
 // errDone ends a drain whose jobs all have results.
 var errDone = errors.New("all jobs are done")
 
-// Run returns when every job has its result, or with an error that says why not. If that is the context's cause, the
+// Run returns when every job has its result, or with an error. If that is the context's cause, the
 // calls under way have ended, or were stopped.
 func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	start := time.Now()

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
 )
 
-// A Header is sent with a call. The header of a job replaces that of all calls with the same name.
+// A Header is sent with a call. A job's header replaces one of --header that has the same name.
 type Header struct{ Name, Value string }
 
 // ParseHeader reads "Name: value".

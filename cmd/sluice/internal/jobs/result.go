@@ -15,7 +15,7 @@ import (
 type Result struct {
 	ID        string    `json:"id"`
 	Tenant    string    `json:"tenant"`
-	Status    int       `json:"status"`              // the HTTP code of the last answer; 0 if there was none
+	Status    int       `json:"status"`              // the HTTP code of the last call's answer; 0 if it had none
 	Attempts  int       `json:"attempts"`            // HTTP calls begun
 	WaitedMS  int64     `json:"waited_ms"`           // from the start of the run until the first call began
 	StartedAt time.Time `json:"started_at,omitzero"` // of the last call
@@ -23,7 +23,7 @@ type Result struct {
 	Answer
 }
 
-// An Answer is the part of a job's last answer that is kept: by default nothing.
+// An Answer is the part of the last call's answer that is kept: by default nothing.
 type Answer struct {
 	Body       string `json:"body,omitempty"`
 	BodyBase64 []byte `json:"body_base64,omitempty"` // in place of a body that is not UTF-8

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-go/sluice/internal/words"
 )
 
-// A Table aligns cells. On a terminal it is no wider than the terminal, however long the cells are.
+// A Table aligns cells. It cuts them to fit the width of a terminal, but none to less than 12 columns of it.
 type Table struct {
 	Width int // at most, in columns of a terminal; 0 for no bound
 
@@ -41,7 +41,7 @@ const (
 	narrowest = 12 // to which a column is cut
 )
 
-// Flush writes the table, if it has rows. It cuts the widest columns as long as the table is too wide.
+// Flush writes the table, if it has rows. It cuts the widest columns while it is too wide, but none below narrowest.
 func (t *Table) Flush() {
 	if len(t.rows) == 1 {
 		return

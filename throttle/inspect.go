@@ -89,7 +89,11 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 		}
 		maps.DeleteFunc(s.Request.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
 		queue, s.Request.Ticket = s.Request.Ticket.Queue, Ticket{}
-		s.operation, err = n.limiter.checkedFor(ctx, cp, s.Request)
+		asked := s.Request
+		if s.Ask && s.Ticket == "" {
+			asked.Cost = map[string]int64{Requests: 0} // an average may be above a limit that was cut
+		}
+		s.operation, err = n.limiter.checkedFor(ctx, cp, asked)
 	case s.Request.Policy != "":
 		s.Request.Ticket = Ticket{}
 		if s.operation, err = n.checked(ctx, cp, s.Request); err == nil {

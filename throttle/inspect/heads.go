@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	starvesAfter = 75 * time.Second // for which a tenant's first ticket has stood
+	starvesAfter = 75 * time.Second // for which a tenant's oldest ticket has stood
 	starvesDue   = 20               // more grants than that were the tenant's share meanwhile
 	maxHeads     = 10_000           // after which all are forgotten
 )
@@ -21,9 +21,9 @@ type Heads struct {
 	all map[[2]string]State // when its oldest ticket or its tag last changed, by policy and flow
 }
 
-// Note notes a state. It returns the tenants of it that starve: for starvesAfter their first ticket and their tag have
-// been the same, no pause and no window of their own holds them up, and more than starvesDue grants would have been
-// their share by weight. Others go first.
+// Note notes a state. It returns the tenants of it that starve: for starvesAfter their oldest ticket and their tag
+// have been the same, no pause and no window of their own holds them up, and more than starvesDue grants would have
+// been their share by weight, while others went first.
 func (h *Heads) Note(s PolicyState) (starving []State) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

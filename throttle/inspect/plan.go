@@ -123,7 +123,7 @@ func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overri
 	return now, then, err
 }
 
-// other returns an inspector by a variant of the policies in force.
+// other returns an inspector by a variant of one policy, without the others.
 func (i Inspector) other(variant throttle.Policy, overrides []throttle.TenantOverride) (Inspector, error) {
 	c, in, p := i.limiter.Config(), i.limiter.Interventions(), variant.WithDefaults()
 	for _, o := range overrides {

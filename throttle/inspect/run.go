@@ -23,7 +23,7 @@ const (
 	never    = algorithm.Never
 )
 
-// run simulates until all demands have started, or the context ends. Then it returns its error.
+// run simulates until all demands have started, MaxPlan has passed, or the context ends: then it returns its error.
 func (s *simulation) run(ctx context.Context) error {
 	end := s.now + MaxPlan.Microseconds()
 	for t := s.now; s.finishes[0].left > 0 && t < end && ctx.Err() == nil; {

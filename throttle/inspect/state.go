@@ -37,8 +37,8 @@ type QueueState struct {
 	Class   throttle.Class `json:"class"`
 	Waiting int64          `json:"waiting"`
 	Flows   int64          `json:"flows"`           // tenants, each with its other attributes
-	Asked   time.Time      `json:"asked"`           // when a server asked for it last
-	Served  bool           `json:"served"`          // somebody asked within the last minute
+	Asked   time.Time      `json:"asked"`           // when a server asked for it last, or else the first ticket joined
+	Served  bool           `json:"served"`          // Asked is within the last minute
 	Binds   string         `json:"binds,omitempty"` // throttle.BySlots, or empty for limits
 	weights int64          // of its flows, in thousandths
 }
@@ -54,7 +54,7 @@ type State struct {
 	Class      throttle.Class    `json:"class,omitempty"`      // of what waits; empty if nothing does
 	Waiting    int64             `json:"waiting"`              // tickets, with those of calls that wait in place
 	Oldest     time.Time         `json:"oldest,omitzero"`      // of a tenant: when the oldest began to wait
-	Exempt     bool              `json:"exempt,omitempty"`     // the tenant is never denied
+	Exempt     bool              `json:"exempt,omitempty"`     // the tenant is denied by operators' pauses only
 	Weight     float64           `json:"weight,omitempty"`     // by which the line counts it
 	Share      float64           `json:"share,omitempty"`      // of its weight in all weights of the queue: 0 to 1
 
@@ -170,7 +170,7 @@ func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]flow, uint64
 func (l *line) states(ctx context.Context, flows ...flow) (states []State) {
 	standings := make([]*throttle.Standing, len(flows))
 	for i, f := range flows {
-		standings[i] = &throttle.Standing{Flow: f.name, Costs: f.cost, Ticket: f.ticket, Ask: true}
+		standings[i] = &throttle.Standing{Flow: f.name, Costs: cmp.Or(f.cost, f.costs()), Ticket: f.ticket, Ask: true}
 	}
 	if l.err == nil {
 		l.err = l.Stand(ctx, standings...)

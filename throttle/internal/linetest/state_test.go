@@ -55,7 +55,7 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		expect.Require(t, len(got.Tenants) == 3, got.Tenants)
 		a, batch, b := got.Tenants[0], got.Tenants[1], got.Tenants[2]
 		expect.That(t, a.Tenant == "a" && a.Class == throttle.ClassLive && a.Queue == "q" && a.Waiting == 2 &&
-			a.Oldest.Equal(limitertest.At(s)) && a.Weight == 1 && a.Share == 0.25 && a.PerSecond == 0.3, a)
+			a.Oldest.Equal(limitertest.At(s)) && a.Weight == 1 && a.Share == 0.25 && a.PerSecond == 0.3 && a.Cost[throttle.Requests] == 1, a)
 		want := limitertest.At(2*s + last.RetryIn)
 		expect.That(t, batch.Tenant == "a" && batch.Class == throttle.ClassBatch && batch.Waiting == 1 && batch.Share == 1 &&
 			batch.Expected.Equal(want) && batch.Latest.Equal(limitertest.At(2*s+last.Latest)) && last.RetryIn >= 18*s,

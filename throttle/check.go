@@ -16,12 +16,8 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return findings, classify(ctx, "", err)
 	}
-	err = l.runner.Preflight(ctx)
-	switch {
-	case redischeck.Forbidden(err):
+	if err = l.runner.Preflight(ctx); redischeck.Forbidden(err) {
 		findings = append(findings, fmt.Sprintf("redis: %v: see docs/howto/lock-down-redis.md", err))
-	case len(findings) > 0:
-		return findings, nil // they explain the error, if there is one
 	}
 	return findings, classify(ctx, "", err)
 }

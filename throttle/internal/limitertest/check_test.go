@@ -41,7 +41,7 @@ func TestCheckRedisFindsWhatIsNotSetUp(t *testing.T) {
 		meek := redis.NewClient(&redis.Options{Addr: primary, Username: "meek", Password: "any"})
 		defer meek.Close()
 		found(t, meek, "")
-		replica := throttletest.Client(t, throttletest.Redis(t, "--replicaof", strings.Replace(primary, ":", " ", 1)))
+		replica := throttletest.Client(t, throttletest.Redis(t, "--replicaof", strings.Replace(primary, ":", " ", 1), "--maxmemory-policy", "allkeys-lru"))
 		said := expect.ErrOf(New(t, replica, three()).CheckRedis(ctx))
 		expect.That(t, strings.Contains(fmt.Sprint(said), "READONLY"), "of a replica it says", said)
 	})

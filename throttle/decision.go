@@ -39,8 +39,8 @@ type Decision struct {
 	// Granted says that the cost was taken from all windows, or by Peek would have been.
 	Granted bool
 
-	// Latest is an upper bound of RetryIn, unless other tenants join later or a limit is cut. It equals
-	// RetryIn where that is exact, and is 0 where no bound is known, as BySlots.
+	// Latest is an upper bound of RetryIn, unless others join ahead, a limit is cut, or a Calendar window delays it by
+	// more than 8 resets. It equals RetryIn where that is exact, and is 0 where no bound is known, as BySlots.
 	Latest time.Duration
 
 	// Observed, if not nil, says why the request would have been denied, but for Policy.Observe.
@@ -70,8 +70,8 @@ type Decision struct {
 	// Tenant is the tenant of the request.
 	Tenant string
 
-	// Windows holds the state of every window after the decision, in the policy's order. It is empty
-	// if FailedOpen, by Line.Join, and for tickets taken uncharged or by another version of the policy.
+	// Windows holds the state of every window after the decision, in the policy's order, or nothing used if a take's
+	// reply was lost. It is empty if FailedOpen, by Line.Join, and for tickets uncharged or of another policy version.
 	Windows []WindowState
 }
 
@@ -144,7 +144,7 @@ func (d Decision) EarliestReset() time.Duration {
 const (
 	ByPause    = "a pause"                 // by operators
 	ByUpstream = "a pause by the upstream" // after a refusal
-	ByLine     = "earlier tickets"         // that wait before it, or the limiter itself
+	ByLine     = "earlier tickets"         // that wait before it; also where no cause is known
 	BySlots    = "handler slots"           // of which servers have none free for tickets that fit
 )
 
@@ -159,10 +159,9 @@ func (d Decision) Reason() string {
 	switch d.Binds {
 	case ByPause, ByUpstream:
 		why = ": " + d.Pause.Describe(d.At)
-	case "", ByLine, BySlots:
-		if d.Queued {
-			why = ": others wait before it"
-		}
+	case ByLine:
+		why = ": others wait before it"
+	case "", BySlots: // nobody else holds it up
 	default:
 		window = "/" + d.Binds
 	}

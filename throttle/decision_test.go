@@ -25,13 +25,15 @@ func TestADenialSaysItsReason(t *testing.T) {
 			`throttled: p/burst, tenant "acme\nadmin", 1µs`},
 		{Decision{Policy: "p", Tenant: strings.Repeat("x", 100), RetryIn: time.Hour + 1, Binds: "burst"},
 			"throttled: p/burst, tenant " + strings.Repeat("x", 64) + "..., 1h0m1s"},
-		{Decision{Policy: "p", Tenant: "a", Queued: true, RetryIn: time.Second, Binds: ByLine},
+		{Decision{Policy: "p", Tenant: "a", Queued: true, RetryIn: time.Second, Binds: BySlots}, "throttled: p, tenant a, 1s"},
+		{Decision{Policy: "p", Tenant: "a", RetryIn: time.Second, Binds: ByLine},
 			"throttled: p, tenant a, 1s: others wait before it"},
 		{Decision{Policy: "p", Granted: true, Windows: windows}, ""},
 	} {
 		expect.Equal(t, tc.d.Reason(), tc.want)
 	}
 	expect.Equal(t, (Decision{RetryIn: time.Second, Windows: windows}).EarliestReset(), 300*time.Millisecond, "earliest reset")
+	expect.Equal(t, WindowState{Algorithm: AlgorithmFixed, Period: time.Minute, ResetsAt: time.Unix(75, 0), Used: 90}.PerSecond(time.Unix(0, 0)), 2.0)
 }
 
 // A rounded wait is never shorter, and no more than a tenth longer.

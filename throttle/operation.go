@@ -311,7 +311,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
 	case a.Status == script.OverMaxWait:
 		cause := fmt.Errorf("may wait for %v, longer than %v: %w",
-			roundUp(d.Latest), o.request.MaxWait, context.DeadlineExceeded)
+			roundUp(max(d.Latest, d.RetryIn)), max(0, o.request.MaxWait), context.DeadlineExceeded)
 		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
 	case a.Status == script.OverDeadline:
 		err = tooLate(o.request, d)

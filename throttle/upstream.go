@@ -80,9 +80,10 @@ func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 		return nil
 	}
 	w := o.windows[a.Window-1]
+	published := float64(w.Limit) / (w.Period + w.Margin).Seconds()
 	return &Adapted{
-		Published: float64(w.Limit) / w.Period.Seconds(),
-		Rate:      float64(w.Limit) / (w.Period + w.Margin).Seconds() * float64(a.Rate) / 1e6,
+		Published: published,
+		Rate:      published * float64(a.Rate) / 1e6,
 		Refusals:  a.Refusals,
 		Since:     time.UnixMicro(a.Since),
 		Until:     time.UnixMicro(a.Until),

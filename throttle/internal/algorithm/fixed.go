@@ -8,7 +8,7 @@ var Fixed = Algorithm{
 	File:          "fixed",
 	ForgetsExcess: true,
 	Lately: func(period, left time.Duration) time.Duration {
-		return max(period-max(0, left), period/10) // a bucket that has just begun says little
+		return max(period-max(0, left)%period, period/10) // a bucket that has just begun says little
 	},
 	Options: []Option{OptionMargin, OptionPeriod},
 	Paced:   func(w Window) time.Duration { return w.Period },

@@ -60,7 +60,7 @@ type effectiveTenant struct {
 }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin
-// later. Each ends by itself. Tickets that wait follow with the next Take. What does not suit the
+// later. Each ends by itself. Tickets that wait follow soon, at an end within a minute. What does not suit the
 // policy, or has no policy, has no effect until it does. Package control calls this.
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{all: i.InForce(i.At), inForce: map[target]intervention{}, offset: time.Until(i.At)}

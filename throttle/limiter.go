@@ -183,9 +183,9 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 // policy adapted to, end there too. Concurrency windows forget who runs now: others start, and what
 // finds no room when it renews its lease is ended by ErrLeaseLost. Tickets in line keep their places.
 //
-// It returns how many counts it has emptied. It looks through all keys of a Redis, a thousand a call, unless windows
-// count by nothing, or a tenant is named and they count by the tenant alone. If it fails or ctx ends, some counts are
-// empty: repeat it. Errors are Take's.
+// It returns how many scopes it has emptied, with all of their windows. It looks through all keys of a Redis, some
+// thousand a call, unless windows count by nothing, or a tenant is named and they count by the tenant alone. If it
+// fails or ctx ends, some counts are empty: repeat it. Errors are Take's.
 func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error) {
 	cp, err := l.policyFor(policy, tenant, true)
 	if err != nil {

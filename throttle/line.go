@@ -9,7 +9,7 @@ import (
 )
 
 // A Line holds the tickets that wait for one policy. It is first come, first served for one tenant,
-// attributes and queue, and fair between tenants by weight. It is safe for concurrent use. For a
+// class, attributes and queue, and fair between tenants by weight. It is safe for concurrent use. For a
 // job queue, call Join in its clients, and Take in its servers when they have free slots.
 type Line struct {
 	limiter *Limiter
@@ -36,8 +36,8 @@ func (l *Limiter) Lines() []string {
 type Place struct {
 	Decision
 
-	// Err says why there is no decision, or why the ticket did not join: *RequestError or *DeniedError. It
-	// does not affect the other requests.
+	// Err says why there is no decision, or why the ticket did not join. A *RequestError or *DeniedError does not
+	// affect the other requests. The first other error is also that of the call.
 	Err error
 
 	// Nudge says that no server asks by the time at which the ticket may start: have one server call Take.

@@ -139,7 +139,7 @@ type Window struct {
 
 // A Tenant holds the settings of one tenant in a policy.
 type Tenant struct {
-	// Exempt tenants are counted, but never denied.
+	// Exempt tenants are counted, but denied only while operators pause them.
 	Exempt bool
 
 	// Weight is the share of windows and handler slots while tenants wait: 0.001 to 1e6; by default 1.

@@ -13,7 +13,7 @@ type Request struct {
 	Attributes map[string]string
 
 	// Backlog has Line.Join refuse the ticket, by a *DeniedError, if that many of the same tenant,
-	// attributes and queue wait already. The default, 0, is no limit.
+	// class, attributes and queue wait already. The default, 0, is no limit.
 	Backlog int
 
 	// Class says who goes first in line. The default is ClassLive.
@@ -57,7 +57,7 @@ type Request struct {
 
 	// Ticket identifies the work across calls: in a worker, the queue and the task ID. A request that
 	// is denied joins the policy's line under it, and starts when a server takes it by Line.Take. A
-	// request without a ticket, the default, joins no line, and may not delay tickets in line.
+	// request without a ticket, the default, joins no line, and is denied while tickets wait for the same.
 	Ticket Ticket
 }
 

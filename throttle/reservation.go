@@ -12,7 +12,7 @@ import (
 // A Reservation is granted capacity. It may be copied. Its methods are safe for concurrent use.
 //
 // A reservation that failed open holds nothing, and so does the zero one: the methods do nothing, but
-// Pause does. One that was decoded, such as from JSON, is of no limiter, and cannot be used.
+// Pause of the former does. One that was decoded, such as from JSON, is of no limiter, and cannot be used.
 type Reservation struct {
 	Request
 	At time.Time // when it was granted, by the clock of Redis, to the microsecond; zero if it failed open
@@ -63,8 +63,8 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 // not name stay as they are. After several calls that charge, a refund is made as if the first had
 // charged all: a part of it may go on counting for up to a period.
 //
-// It returns the corrected reservation. Settle and Cancel go by the last correction, whichever of
-// the two they are called on. After a Cancel, Settle changes nothing. Errors are Limiter.Reserve's.
+// It returns the corrected reservation. Settle and Cancel go by the last correction, called on
+// the old reservation or on the corrected one. After a Cancel, Settle changes nothing. Errors are Limiter.Reserve's.
 func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reservation, error) {
 	o, err := r.operation(ctx)
 	if o == nil {
@@ -178,7 +178,7 @@ func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 }
 
 // Lease returns how long Concurrency windows hold the reservation's units without a Renew: the
-// shortest Window.Lease among them. It is 0 if there is nothing to renew and release.
+// shortest Window.Lease among them; 0 if they hold none, or after a Settle to 0: then renew the one that was granted.
 func (r Reservation) Lease() time.Duration {
 	cp, err := r.policy()
 	if cp == nil || err != nil {

@@ -19,7 +19,7 @@ type TakeOptions struct {
 	// leave. So a take of a less important queue names the more important ones too.
 	Strict bool
 
-	Max int // the most tickets to take, up to MaxTake; with 0, Take only returns Taken.Next
+	Max int // the most tickets to take, up to MaxTake; with 0, only those of a take whose reply was lost
 }
 
 // Taken is the result of a Line.Take.

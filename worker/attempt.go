@@ -58,15 +58,15 @@ func (a *attempt) isWaiting() bool {
 	return o != nil && !o.done
 }
 
-// isLate reports whether the deadline of a task had passed when it was picked up, and the task has only waited
-// until then. The middleware fails it, once. A task that has run and failed is failed by asynq, at every attempt.
+// isLate reports whether the middleware is to fail a task, once: its deadline had passed when it was picked up, it has
+// only waited, and a policy enforces limits. A task that has run and failed is failed by asynq, at every attempt.
 func (s *Server) isLate(a *attempt) bool {
 	deadline := a.Message.Deadline()
 	if deadline.IsZero() || a.begun.Before(deadline) || a.Message.LastError() != "" && !a.Message.Denied() {
 		return false
 	}
 	policy, matched := s.limiter.Match(a.Message.Type(), true)
-	return matched && !policy.Observe || a.Message.Denied() // perhaps a call of its handler
+	return matched && !policy.Observe || a.Message.Denied() // perhaps a call of its handler was
 }
 
 // attempts holds the attempts under way, one per slot, and a few that no call has ended.

@@ -26,7 +26,7 @@ type ClientConfig struct {
 	// Limiter decides which policy matches a task, and has the policy's line. It is required.
 	Limiter *throttle.Limiter
 
-	// LimiterTimeout is the longest time for which an enqueue waits for the limiter's Redis. A task that has
+	// LimiterTimeout bounds each call of an enqueue to the limiter's Redis: one, or up to three. A task that has
 	// not joined by then is enqueued as asynq does, and joins its line when a worker denies it. The next
 	// enqueues do not ask the limiter, for 100 ms to 1 s. The default is 250 ms.
 	LimiterTimeout time.Duration
@@ -81,8 +81,8 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 //   - is to start after its asynq.Deadline, or is refused by MaxWait or Backlog: a wrapped *throttle.DeniedError.
 //     Unless the Deadline is past, or before its ProcessAt, the task and its unique lock were stored for a moment.
 //
-// Before a task is refused because of tasks that wait, tickets of deleted tasks leave the line. A process
-// looks for them at most once a second.
+// Before a task is refused because of tasks that wait, tickets of deleted tasks leave the line. A Client
+// looks for them at most once a second in each line.
 //
 // Tasks that many goroutines enqueue at the same time go to Redis together.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {

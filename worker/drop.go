@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// sweepEvery is the shortest time between two sweeps of a line by one process.
+	// sweepEvery is the shortest time between two sweeps of a line by one Client or Server.
 	sweepEvery = time.Second
 
 	// sweepMost is about the number of tickets that a sweep looks at. Servers drop the others when they take them.
 	sweepMost = 10_000
 
-	// sweepTimeout is the longest time for which a task waits for a sweep.
+	// sweepTimeout is when a sweep begins no further page. The page under way takes up to 5 s more.
 	sweepTimeout = 2 * time.Second
 )
 
@@ -33,7 +33,8 @@ type DropOptions struct {
 	Policy, Tenant string
 }
 
-// Drop removes the tasks of a tenant from a policy's line, and archives or deletes them. It returns their number.
+// Drop removes the tasks of a tenant from a policy's line, and archives or deletes them. It returns their number, or
+// less if a reply of asynq's Redis was lost.
 // Tasks that run, that wait for their ProcessAt, that joined by other scopes than the policy has now, or that come
 // meanwhile stay. asynq's counters of failures and retries do not change.
 //
@@ -78,8 +79,8 @@ func (l *link) sweep(ctx context.Context, line string, refusedAt time.Time) bool
 }
 
 // drop drops the tasks of a line, or looks at them, page by page, and counts the results of asynqredis.Client.Apply.
-// It removes the tickets of tasks that wait no longer. The tenant "" is all tenants. When ctx ends, it finishes the
-// page under way. After about `most` tickets it returns errSweptEnough.
+// It removes the tickets of tasks that it moved, or that are gone or have ended. The tenant "" is all tenants. When ctx
+// ends, it finishes the page under way. After about `most` tickets it returns errSweptEnough.
 func (l *link) drop(ctx context.Context, line, tenant, to string, most int) (results map[int64]int, err error) {
 	identity, err := l.tasks.Identity(ctx)
 	if err != nil {

@@ -51,7 +51,7 @@ func FromContext(ctx context.Context) *Job {
 	return &Job{}
 }
 
-// matched returns an error unless a policy matches the job's task.
+// matched returns an error unless a policy counts the job's task.
 func (j *Job) matched() error {
 	switch {
 	case j.caller == nil:
@@ -62,7 +62,7 @@ func (j *Job) matched() error {
 	return nil
 }
 
-// Decision returns the decision that granted the task. It returns false if no policy matches the task,
+// Decision returns the decision that granted the task. It returns false if no policy counts the task,
 // or the context is not that of a handler.
 func (j *Job) Decision() (throttle.Decision, bool) {
 	if j.matched() != nil {
@@ -101,7 +101,7 @@ func (j *Job) Cancel(ctx context.Context) error {
 // Pause pauses the task's policy because the upstream refuses calls for d, or for an unknown time if d
 // is below a millisecond. It does so for the task's tenant or for all (throttle.Reservation.Pause), even if ctx
 // has ended. The task itself goes on. The limiter logs when a pause begins. After that an error of the handler
-// fails the task, as the refusal has been dealt with.
+// fails the task, unless it is a RetryAfter or a denial, or another policy's upstream has refused.
 func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	if err := j.matched(); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// rescoreFrom: forward's look at a stored task is put off only if it would come so long after storedFor.
+// rescoreFrom: forward looks at a stored task after storedFor. That look is put off only if it is by so much.
 const rescoreFrom = time.Minute
 
 // join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. Tasks without a

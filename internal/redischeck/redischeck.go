@@ -52,7 +52,7 @@ func server(ctx context.Context, client redis.UniversalClient) (findings []strin
 	}
 	var refused redis.Error
 	if err = errors.Join(err, infoErr); errors.As(err, &refused) && !redis.IsAuthError(err) {
-		err = nil // the user lacks the permission to ask, which is no finding
+		err = nil // Redis does not say, mostly as the user may not ask: no finding
 	}
 	return findings, err
 }

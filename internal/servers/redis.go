@@ -17,7 +17,7 @@ import (
 )
 
 // requireEnv names the environment variable that, when not empty, makes a test fail instead of
-// being skipped where redis-server is not installed.
+// being skipped where redis-server or nginx is not installed.
 const requireEnv = "SLUICE_REQUIRE_REDIS"
 
 // Redis starts a redis-server on a free loopback port, without persistence, with the further arguments

@@ -19,8 +19,8 @@ const (
 	fullGrants = 1000
 )
 
-// caseFull: single calls to sliding windows that stay full, as calls never pause. All grant as
-// many calls a second, so they differ only in size.
+// caseFull: single calls to sliding windows that calls fill, in slices of time: each window has a third of it.
+// All grant as many calls a second, so they differ only in size.
 func caseFull(ctx context.Context, o scenarioOptions) []figure {
 	s := newReserveSite(ctx, o, 1)
 	limits := []int{20, 1_000, 100_000}
@@ -65,7 +65,7 @@ func (s *reserveSite) fullWindows(ctx context.Context, limits []int) (sides []fu
 	return sides, granted
 }
 
-// fillWindows calls until all windows are full.
+// fillWindows fills one window after the other: in the end the first ones have room again.
 func fillWindows(sides []func() int) {
 	for _, ask := range sides {
 		for begin := time.Now(); time.Since(begin) < fullPeriod; {

@@ -86,7 +86,7 @@ func (s *site) inRounds(ctx context.Context, xs []int, sides []func() int) []poi
 	return points
 }
 
-// growDecisions compares single calls of limiters with different windows, and as many tenants each.
+// growDecisions compares single calls of limiters, at each x with its windows and tenants.
 func growDecisions(
 	ctx context.Context, o scenarioOptions,
 	xs []int, tenants func(x int) int, windows func(x int) []throttle.Window,

@@ -34,7 +34,7 @@ func caseKeys(ctx context.Context, o scenarioOptions) []figure {
 	return figures
 }
 
-// ourKeys returns the keys in Redis that are not asynq's.
+// ourKeys returns how many keys in Redis are ours.
 func (s *site) ourKeys(ctx context.Context) int {
 	return len(must(s.control.Keys(ctx, "*sluice*").Result()))
 }

@@ -1,5 +1,5 @@
-// Command bench measures Sluice against its peers on redis-servers of its own. It prints ratios,
-// as a bare time says more about the machine than about the code.
+// Command bench measures Sluice against its peers on redis-servers of its own. It prints ratios
+// where it can, as a bare time says more about the machine than about the code.
 package main
 
 import (
@@ -20,7 +20,7 @@ const help = `usage: scripts/bench/run [flags]
 
 Measures what throttling costs: enqueueing, running with and without limits that bind, reaction
 times, idle servers, decisions, long lines, and how costs grow. The peers are plain asynq,
-redis_rate and BullMQ, which needs node. Sides that are compared run in turn.
+redis_rate and BullMQ, which needs node. Sides that are compared run in turn (idle-server: at once).
 
   scripts/bench/run                            # all cases in short form, some minutes
   scripts/bench/run -list                      # the cases, and what each compares

@@ -29,7 +29,7 @@ func (s *site) addr() string { return s.process.Addr }
 
 func (s *site) opt() asynq.RedisClientOpt { return asynq.RedisClientOpt{Addr: s.addr()} }
 
-// clear empties Redis, and waits until the measurement before has ended in this process too.
+// clear empties Redis, and collects this process's garbage of the measurement before.
 func (s *site) clear(ctx context.Context) {
 	runtime.GC()
 	check(s.control.FlushAll(ctx).Err())
@@ -117,7 +117,7 @@ func honest(starts []start, n int, throttled bool) error {
 	return nil
 }
 
-// awaitDone waits until asynq has noted that all handlers have ended.
+// awaitDone waits until asynq has noted that all handlers of the queue default have ended.
 func (s *site) awaitDone(ctx context.Context) {
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if must(s.control.LLen(ctx, "asynq:{default}:active").Result()) == 0 {
@@ -127,8 +127,8 @@ func (s *site) awaitDone(ctx context.Context) {
 	fail("some tasks are still active 30 s after the last has started")
 }
 
-// takenToStart returns the times from sending the take or reserve that granted a task to the start
-// of its handler.
+// takenToStart returns the times from sending the take that granted a task to the start of its
+// handler: from the grant itself if a reserve granted it, unless a take was under way.
 func (d *drained) takenToStart(take string) []time.Duration {
 	calls := make([][]scriptCall, len(d.calls))
 	for i, l := range d.calls {

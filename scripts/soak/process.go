@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A disruptionEnd is the time from which tasks can run again after a disruption.
+// A disruptionEnd is when a recovery begins to count: at the end of a stop, at the begin of others.
 type disruptionEnd struct {
 	at   time.Time
 	kind string

@@ -80,8 +80,8 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	state("waiting", "Tickets in line.", "policy")
 	state("queue_waiting", "Tickets in line, by queue and class.", "policy", "queue", "class")
 	state("queue_asked_seconds", "Time since a server asked for the queue.", "policy", "queue", "class")
-	state("oldest_wait_seconds", "How long the ticket has waited that waits longest.", "policy")
-	state("starving_tenants", "Tenants that are granted nothing, though others are.", "policy")
+	state("oldest_wait_seconds", "The longest wait of a ticket, of about 16 tenants.", "policy")
+	state("starving_tenants", "Of about 16 tenants, those granted nothing, though others are.", "policy")
 	state("paused", "Whether the upstream or an operator pauses the policy.", "policy", "by")
 	state("window_used_ratio", "Units counted by a shared window, as a part of its limit, or of its burst.", "policy", "window")
 	if err := registerer.Register(m); err != nil {

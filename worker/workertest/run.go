@@ -28,7 +28,7 @@ const (
 type Run struct {
 	Cancelled bool                // the handler gave the task's cost back
 	Cost      map[string]int64    // of the task in the end, as settled, for the units that it named
-	Decision  throttle.Decision   // by which it ran; zero if no policy matches the task
+	Decision  throttle.Decision   // by which it ran; zero if no policy counts the task
 	End       time.Time           // when the handler returned; zero while it runs
 	Err       error               // what it returned
 	ID        string              // of the task

@@ -54,7 +54,7 @@ type simulatedLog struct {
 // An entry is n units that count until a time.
 type entry struct{ until, n int64 }
 
-// mergedAbove is the number of entries above which sliding.lua merges them.
+// mergedAbove is ENTRIES of sliding.lua: above half of them it begins to merge.
 const mergedAbove = 192
 
 func (s *simulatedLog) Fits(t, cost int64) int64 {

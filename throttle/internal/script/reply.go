@@ -45,7 +45,7 @@ type Answer struct {
 	Adapted AdaptedAnswer `json:"adapted"` // zero if that is the published rate
 	Left    Left          `json:"left"`    // zero if that is not known
 	Before  []int64       `json:"before"`  // by window, the cost before this; nil if the request says the same
-	Fits    []int64       `json:"fits"`    // by window, when the cost fits it alone, 0 for at once; or nil
+	Fits    []int64       `json:"fits"`    // by window, when the cost fits, after what waits if that was asked; 0: at once
 	Used    []int64       `json:"-"`       // by window, its units; nil unless hasWindows
 	Resets  []int64       `json:"-"`       // by window, when nothing is counted any more
 	Err     error         `json:"-"`       // *ReplyError, if the status is Failed, or of go-redis, if there is no answer
@@ -82,7 +82,7 @@ type Taken struct {
 // A Ticket is one that waits in a line, or that left it.
 type Ticket struct {
 	Queue, ID, Flow, Costs, Key string
-	Rank, Joined                int64 // and when it joined the line (us)
+	Rank, Joined                int64 // its position, and when it joined the line (us)
 	Since                       int64 // when it began to wait (us)
 	Binds                       int64 // Answer.Binds of its join
 }

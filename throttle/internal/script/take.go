@@ -17,7 +17,7 @@ type TakeRequest struct {
 	Max    int
 }
 
-// arguments returns the script's arguments. NewID begins the IDs of grants; the most important queue comes first.
+// arguments returns the script's arguments. A new ID begins those of all grants; the most important queue comes first.
 func (q TakeRequest) arguments() []any {
 	names := slices.SortedFunc(maps.Keys(q.Queues), func(a, b string) int {
 		return cmp.Or(cmp.Compare(q.Queues[b], q.Queues[a]), strings.Compare(a, b))
@@ -64,8 +64,8 @@ func (r *Runner) NewTaker() *Taker {
 }
 
 // Take sends one take. If the context ends it returns at once, and the next take gets the tickets of this
-// one. Without queues it only acknowledges the tickets of the last take, and does nothing if they are
-// acknowledged.
+// one. Without queues it only acknowledges the tickets of the last take, if that has an answer and they
+// are not acknowledged.
 func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, error) {
 	if err := ctx.Err(); err != nil {
 		return Taken{}, err

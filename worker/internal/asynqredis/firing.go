@@ -21,7 +21,7 @@ type Firing struct {
 	Tick  time.Time
 }
 
-// keptSeconds is how long a firing's keys outlive its last change.
+// keptSeconds is how long a firing's keys outlive the last lease that a scheduler took or renewed.
 const keptSeconds = 31 * 24 * 60 * 60
 
 const (
@@ -89,7 +89,7 @@ type Schedule struct {
 	Open []Firing  // the firings that have not ended
 }
 
-// Schedule reads the Schedule of a batch. The ticks name its present one: another one has no Last.
+// Schedule reads the Schedule of a batch. `ticks` is the text of its present one, of which Last is.
 func (c *Client) Schedule(ctx context.Context, queue, batch, ticks string) (s Schedule, err error) {
 	if s.Now, err = c.redis.Time(ctx).Result(); err != nil {
 		return s, err
@@ -138,8 +138,8 @@ func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.
 	return err
 }
 
-// Update writes fields of a firing, names and values in turn. It returns what is wanted of the firing. A
-// value whose name begins with ":" gets a key of its own, which Kept reads.
+// Update writes fields of a firing, names and values in turn, and returns what is wanted of it. It ends no firing that
+// is to retry, nor clears held while `again` is 1. A value whose name begins with ":" gets a key of its own, for Kept.
 func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...any) (want string, err error) {
 	return c.write(ctx, f, holder, "", fields...)
 }

@@ -10,9 +10,9 @@ import (
 // Recover puts back a task whose server died, once asynq's recoverer has found it, and reports whether it did.
 // So asynq neither counts a retry for it nor archives it: it becomes due, and joins its line at the front.
 //
-// A task without retries left goes back if it has not started: CheckActive notes that. Any other task goes back
-// once in its life, unless asynq has renewed its lease, as it does every five seconds for started tasks. So
-// a task that kills its server does not come back for ever.
+// A task without retries left goes back if it has not started: CheckActive notes that. Any other task goes back once in
+// its life, unless its lease was renewed: by asynq, every five seconds for started tasks, or by a pick-up that was
+// repeated after 2 s. So a task that kills its server does not come back for ever.
 func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	found, err := c.redis.HGetAll(ctx, prefix(task.Queue)+"t:"+task.ID).Result()
 	if err != nil {

@@ -31,8 +31,8 @@ func (d *Dispatcher) restore(before time.Time) bool {
 	}
 }
 
-// restoreTask puts back a task that has no slot, and its ticket, if that was charged, to its position. A denied one is
-// in line. The task of a ticket that was taken uncharged is due at once, and joins in front.
+// restoreTask puts back a task that has no slot, and its ticket, if that was charged, to its position. The
+// ticket of a denied one stays in line. The task of one that was taken uncharged is due at once, and joins in front.
 func (d *Dispatcher) restoreTask(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
 	defer cancel()

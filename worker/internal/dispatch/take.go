@@ -64,7 +64,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 	identity, err := d.Tasks.Identity(d.ctx)
 	if err != nil {
-		return nil // the call for pending tasks fails by it, too, and logs it
+		return nil // asynq's Redis does not answer: as a rule the call for pending tasks fails, too, and logs that
 	}
 	queues := map[string]int{}
 	for _, queue := range set.takes {
@@ -116,7 +116,7 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	var ready []Task
 	for _, task := range tasks {
 		if task.Verdict.Decision.Queued && d.restoreTask(task) == nil {
-			continue // it waits in line again; a task that cannot go back wakes to be denied
+			continue // it waits in line again; the middleware puts back one that this could not
 		}
 		ready = append(ready, task)
 	}

@@ -18,7 +18,7 @@ const (
 	overAfter = 20 * time.Second
 
 	// tolerance is how long answers may be late, and how far the clock of Redis may be set back, before that is an
-	// outage. A busy host misses time limits, and the clocks of two servers of a failover differ by less.
+	// outage: a busy host misses time limits, and clocks of a failover differ by less. Other errors are one at once.
 	tolerance = 2 * time.Second
 )
 

@@ -24,7 +24,7 @@
 --             release                    nothing was held
 --             renew                      a lease is lost
 --             settle                     nothing changes
---             leave, refresh, expect     nothing waits
+--             leave, refresh, expect     nothing waits there
 --             pause                      no scope learns anything
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --

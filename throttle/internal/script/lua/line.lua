@@ -38,14 +38,14 @@
 --   u          hash: NODE -> "tickets V units", of nodes but ROOT
 --   z          hash: queue -> "asked tickets weights first last server since taken flows priority rescan V
 --              units", with what is counted at its ROOT
---                asked      when a server asked for it last
+--                asked      when a server asked for it last, or its record began
 --                weights    the sum of its flows' weights; `flows` is their number
 --                first      the first appointment of servers that will ask; `last` is the last one
 --                server     the first name, in the alphabet, of the queues that are asked for together
 --                since      since when tickets wait for slots, 0 if they do not; `taken` is the number of
 --                           those taken since then (line_appointments.lua)
 --                priority   of asynq.Config
---                rescan     up to which node all were looked at again after limits changed; "-": all were
+--                rescan     the cursor of the scan that makes nodes due after limits changed; "-": it is done
 --   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last

@@ -8,7 +8,7 @@
 local function new_places(L)
   local SLOTS = 100000 -- us between looks, for claims, at a full window that holds its units by leases
   local HEADS = 16     -- how many tickets of a flow are read at once
-  local SWEPT = 64     -- the most claims that one call removes
+  local SWEPT = 64     -- the most claims of one process that one call removes
 
   local call, fair, places = L.call, once(new_fair, L), {}
   local P, now = call.P, call.now

@@ -33,7 +33,7 @@
 --                                  0 if there was no lease, or it was not renewed
 --   kept_until(st, now) -> time    until when the state is of use, if that is later than resets_at
 --   grants(st, at) -> text         the grants at `at` or later: "TIME/UNITS,..."
---   drains                         true if room comes back evenly: forecasts take it for used up to the limit
+--   drains                         true if room comes back evenly: line_eta.lua assumes that none stays unused
 
 local scopes
 do

@@ -11,7 +11,7 @@
 -- A score is a time of Redis (ms). Its fraction counts how often a server was told since one watched the line. After
 -- MOST times, more than 5 s, the line leaves the list: by then others have put back what a dead server took.
 
-local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers call this every 1.25 s, or sooner
+local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers with a free slot call this every 1.25 s, or sooner
 local prefix, call = ARGV[1], ARGV[4]
 local messages, leases, active, unwatched, new_record = {}, {}, {}, {}, {call}
 local idle = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 -- one command in place of two

@@ -29,11 +29,8 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 	retryIn, timed := RetryAfter(resp)
 	exhausted := nothingLeft(resp.Header)
 	for _, r := range remainders(resp.Header, clock(resp), unitsNamed(resp.Header)) {
-		if r.units == 0 {
-			exhausted = true
-			if !timed {
-				retryIn = max(retryIn, r.reset)
-			}
+		if r.units == 0 && !timed {
+			retryIn = max(retryIn, r.reset)
 		}
 	}
 	switch resp.StatusCode {
@@ -49,10 +46,10 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 
 // nothingLeft reports whether a field says that nothing is left, even if it does not say until when.
 func nothingLeft(h http.Header) bool {
-	for field, values := range h {
+	for field := range h {
 		for _, prefix := range remainingFields {
 			rest, ok := strings.CutPrefix(strings.ToLower(field), strings.ToLower(prefix)+"remaining")
-			if ok && (rest == "" || rest[0] == '-') && values[0] == "0" {
+			if ok && (rest == "" || rest[0] == '-') && h.Get(field) == "0" {
 				return true
 			}
 		}

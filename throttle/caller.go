@@ -30,7 +30,7 @@ type Caller struct {
 	refused map[string]refusal // by policy
 }
 
-// A refusal is when a policy's upstream refused a call last, and until when it refuses others.
+// A refusal records when a policy's upstream last refused a call, and until when it refuses others.
 type refusal struct{ at, until time.Time }
 
 type callerKey struct{}

@@ -14,14 +14,14 @@ import (
 type compiledPolicy struct {
 	Policy            // with defaults
 	line     string   // its name: see Policy.lineOfShard
-	flowBy   []string // the attributes that flows differ in: those of all scopes, and the tenant
+	flowBy   []string // the attributes by which flows differ: all that scopes have, and the tenant
 	flowMark string   // of the scopes: see script.FlowMark
 	scopes   [][]string
 	script   *script.Policy
 	settings Policy   // without its lists: see Limiter.Match
 	units    []string // every unit that a window counts
 	upstream []int    // the numbers, from 1, of the scopes that Policy.UpstreamShared selects
-	windows  []Window // as it counts: see Policy.Observe
+	counting []Window // as it counts: see Policy.Observe
 
 	*policyState
 
@@ -87,7 +87,7 @@ func (l *Limiter) compile(p Policy, line string) *compiledPolicy {
 		sp.Windows, sp.Leases = append(sp.Windows, sw), sp.Leases || a.Leases
 		sp.Scopes[scope].Windows = append(sp.Scopes[scope].Windows, i+1)
 		sp.Algorithms = append(sp.Algorithms, a.File)
-		cp.windows = append(cp.windows, w)
+		cp.counting = append(cp.counting, w)
 	}
 	sp.Algorithms = sortedSet(sp.Algorithms)
 	cp.script = l.runner.Prepare(sp)

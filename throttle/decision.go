@@ -55,7 +55,7 @@ type Decision struct {
 	// Queued says that the ticket waits in line: the request was denied, or came by Line.Join.
 	Queued bool
 
-	// Remaining, if not nil, is what the upstream has left, less what was granted since it said so. Grants
+	// Remaining, if not nil, is how much the upstream has left, less the grants since it said so. Grants
 	// do not report it, but Peek does.
 	Remaining *Remaining
 
@@ -75,7 +75,7 @@ type Decision struct {
 	Windows []WindowState
 }
 
-// An Observed is what a policy would have done that only observes: see Policy.Observe.
+// An Observed describes the denial that an observing policy would have made: see Policy.Observe.
 type Observed struct {
 	By        string        // the window that would have denied for longest, or ByUpstream
 	NeverFits bool          // the cost is above the window's limit: the request would have failed

@@ -42,7 +42,7 @@ var (
 	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")
 )
 
-// A RequestError says which value of a request is invalid, such as of Field "attribute user" or "cost
+// A RequestError names the invalid value of a request, such as of Field "attribute user" or "cost
 // tokens", or which window can never hold its cost, so that waiting does not help. Nothing was
 // changed. The same request fails until the policies change.
 type RequestError PolicyError

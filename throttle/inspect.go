@@ -13,13 +13,13 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Standing is how the tickets of one flow stand, or how a request would. Package inspect makes its
-// views of them: programs use that package.
+// A Standing describes how the tickets of one flow stand in line, or how a request would. Package inspect
+// makes its views of Standings: programs use that package.
 type Standing struct {
-	// Flow is the name of the flow in its line. By default it is that of the Request.
+	// Flow is the name of the flow in its line. By default it is the flow of the Request.
 	Flow string
 
-	// Costs are those of one ticket of the flow, as the line writes them.
+	// Costs are the costs of one ticket of the flow, as the line writes them.
 	Costs string
 
 	// Ticket is the name of a ticket in the line. The default is the last one of the flow.
@@ -34,7 +34,7 @@ type Standing struct {
 
 	Decision Decision // AlreadyQueued: it waits
 	Err      error    // a *RequestError: the rest is not known
-	Policy   Policy   // that of the line
+	Policy   Policy   // of the line
 	Removed  bool     // the policy is in force no more
 	Weight   float64  // of its tenant
 	Free     bool     // it is not denied but by pauses: the tenant is exempt, or the policy observes
@@ -42,7 +42,7 @@ type Standing struct {
 	operation *operation
 }
 
-// Stand fills in the other fields. It grants and places nothing. Errors are Take's and the TenantFunc's.
+// Stand asks how the flows or requests stand, and fills in the answers. Errors are Take's and the TenantFunc's.
 func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {

@@ -20,15 +20,15 @@ type TenantOverride struct {
 	Windows map[string]Override `json:"windows,omitempty"` // as Tenant.Windows: each in place of the tenant's own
 }
 
-// Interventions are what operators have put in force for a while. A limiter keeps what it gets, and
-// returns the same: nobody may change it then.
+// Interventions are the overrides and pauses that operators have put in force for a while. A limiter keeps
+// and returns the value itself: do not change it afterwards.
 type Interventions struct {
 	At        time.Time        // by the clock of Redis
 	Overrides []TenantOverride // one for each policy and tenant
 	Pauses    []Pause          // one for each policy, and each tenant of it: exempt ones too
 }
 
-// InForce returns those that have not ended at a time.
+// InForce returns the interventions that have not ended at a time.
 func (i Interventions) InForce(at time.Time) Interventions {
 	i.At = at
 	i.Overrides = slices.DeleteFunc(slices.Clone(i.Overrides), func(o TenantOverride) bool { return !o.Until.After(at) })
@@ -39,7 +39,7 @@ func (i Interventions) InForce(at time.Time) Interventions {
 // A target names a policy, and a tenant of it, or "" for all.
 type target struct{ policy, tenant string }
 
-// An intervention is what operators have put in force for a target. What they have not is zero.
+// An intervention holds the override and the pause in force for one target. One that is not set is zero.
 type intervention struct {
 	override TenantOverride
 	pause    Pause
@@ -49,7 +49,7 @@ type intervention struct {
 type interventions struct {
 	all     Interventions
 	inForce map[target]intervention
-	offset  time.Duration // of the clock of Redis from the one of this machine
+	offset  time.Duration // of the clock of Redis from this machine's
 }
 
 // An effectiveTenant is a tenant as operators have changed it.

@@ -28,7 +28,7 @@ type Limiter struct {
 	config        Config   // with defaults
 	holds         sync.Map // *hold by the reservation's ID
 	interventions atomic.Pointer[interventions]
-	observer      Observer // that of the user; nil if there is none
+	observer      Observer // the user's; nil if there is none
 	panicked      sync.Map // the last logged panic (time.Time), by the function's name in the Config
 	policies      atomic.Pointer[policySet]
 	runner        script.Runner
@@ -41,9 +41,9 @@ type Limiter struct {
 // corrected and released in spite of errors, and refusals of upstreams are reported.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
-// Config is what New needs.
+// Config configures New.
 type Config struct {
-	// Client is that of Redis, single or cluster. It is required. The caller closes it.
+	// Client is a client of Redis, single or cluster. It is required. The caller closes it.
 	Client redis.UniversalClient
 
 	// Logger gets pauses and changed rates by the refusals of upstreams, policies that SetPolicies changes, panics of
@@ -65,7 +65,7 @@ type Config struct {
 	// keys: queues need different names.
 	Prefix string
 
-	// Tenants looks up tenants. Policy.Tenants applies to those that it does not find.
+	// Tenants looks up tenants. Policy.Tenants applies to tenants that it does not find.
 	Tenants TenantFunc
 }
 
@@ -126,7 +126,7 @@ func (l *Limiter) Config() Config { return l.config }
 // If the request can never be granted, the error is ErrUnknownPolicy or a *RequestError. If its
 // Deadline or MaxWait refuses it, the error is a *DeniedError, and it joins no line. Other errors are
 // ErrUnavailable (unless the policy fails open), ErrState, ErrClock, ErrReply, the context's error, and
-// that of the TenantFunc. After an error the work must not run.
+// the TenantFunc's. After an error the work must not run.
 func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
 	if err != nil {
@@ -215,7 +215,7 @@ func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error)
 }
 
 // Check returns the error with which Reserve would fail however much room there is: ErrUnknownPolicy,
-// a *RequestError or that of the TenantFunc. It does not call Redis.
+// a *RequestError or the TenantFunc's. It does not call Redis.
 func (l *Limiter) Check(ctx context.Context, r Request) error {
 	_, err := l.checked(ctx, r)
 	return err
@@ -244,7 +244,7 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 	return o, o.checkCosts()
 }
 
-// tenant returns the settings of a tenant. With an error it returns those of the policy, which do for corrections
+// tenant returns the settings of a tenant. With an error it returns the policy's, which do for corrections
 // and releases: giving the units back matters more than the tenant's own limits.
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (effectiveTenant, error) {
 	t, err := l.configuredTenant(ctx, cp, name)

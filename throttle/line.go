@@ -37,7 +37,7 @@ type Place struct {
 	Decision
 
 	// Err says why there is no decision, or why the ticket did not join. A *RequestError or *DeniedError does not
-	// affect the other requests. The first other error is also that of the call.
+	// affect the other requests. The first other error is also the call's.
 	Err error
 
 	// Nudge says that no server asks by the time at which the ticket may start: have one server call Take.
@@ -49,7 +49,7 @@ type Place struct {
 // tenant, class or attribute of a scope it leaves that place, and joins as if it came new, unless it is
 // refused. One of an exempt tenant does not join (Decision.Exempt). The line may be that of a removed policy,
 // but not one from before a policy in force changed its shards. With an error, places tell which have joined.
-// Errors are Take's and that of the TenantFunc.
+// Errors are Take's and the TenantFunc's.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	places, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(PolicyOf(n.name)), (*operation).joinRequest)
 	for _, p := range places {
@@ -68,7 +68,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]Place, error)
 	})
 }
 
-// ask sends what prepare makes of the requests: nothing without an Op. Its error may be that of a TenantFunc.
+// ask sends what prepare makes of the requests: nothing without an Op. Its error may be a TenantFunc's.
 func (n *Line) ask(
 	ctx context.Context, requests []Request, orRemoved bool, prepare func(*operation) (script.Request, error),
 ) ([]Place, error) {
@@ -123,7 +123,7 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 
 // Tickets calls do for pages of some hundred tickets in line, until do returns an error: those of one tenant, or with
 // "" all. It reads all in any case. It leaves out calls that wait in place, and of one tenant the tickets that joined
-// by other scopes than the policy has now. A ticket may come twice. Errors are Take's and those of do.
+// by other scopes than the policy has now. A ticket may come twice. Errors are Take's and do's.
 func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) error) error {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {
@@ -143,7 +143,7 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 	return cmp.Or(failed, classify(ctx, cp.Name, err))
 }
 
-// Len returns how many tickets are in line, with those of calls that wait in place. It is one short
+// Len returns how many tickets are in line, with the tickets of calls that wait in place. It is one short
 // command. Errors are Take's.
 func (n *Line) Len(ctx context.Context) (int64, error) {
 	cp, err := n.limiter.policyOfLine(n.name, true)

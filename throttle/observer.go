@@ -23,9 +23,9 @@ import (
 //   - TakenTicket: a ticket left a policy's line with its capacity. It may be put back.
 type Observer func(event any)
 
-// A Call is one call of a script in Redis, which decides requests, or takes tickets.
+// A Call is one call of a script in Redis, or of package worker to look for tasks in asynq's Redis.
 type Call struct {
-	Err    error         // nil, the context's, or of ErrUnavailable, ErrState, ErrClock or ErrReply
+	Err    error         // nil, the context's, or of ErrUnavailable, ErrState, ErrClock or ErrReply; of a dequeue go-redis's
 	N      int           // requests that it decided, or tickets that it took
 	Policy string        // empty for a dequeue
 	Script string        // "decide", "take" or "dequeue"

@@ -30,10 +30,10 @@ type operation struct {
 // tenants share, or about a grant by scopes that the policy had before. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	ofTenant := r.Policy != ""
-	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.windows}
+	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.counting}
 	o.free = t.Exempt || cp.Observe && ofTenant
 	if len(t.Windows) > 0 {
-		o.windows = slices.Clone(cp.windows)
+		o.windows = slices.Clone(cp.counting)
 		for i, w := range o.windows {
 			o.windows[i] = w.With(t.Windows[w.Name])
 		}
@@ -122,21 +122,21 @@ func (cp *compiledPolicy) unitsHint() string {
 	return "no window counts this unit, but " + strings.Join(cp.units, ", ")
 }
 
-// own returns the tenant's settings that differ from the policy's.
-func (o *operation) own() script.Own {
-	own := script.Own{Free: o.free, Paused: max(0, o.tenant.pausedUntil)}
+// tenantSettings returns the tenant's settings that differ from the policy's.
+func (o *operation) tenantSettings() script.Settings {
+	s := script.Settings{Free: o.free, Paused: max(0, o.tenant.pausedUntil)}
 	if len(o.tenant.Windows) == 0 {
-		return own
+		return s
 	}
 	for i, w := range o.windows {
 		if params := algorithms[w.Algorithm].Params(w.numbers()); params != o.script.Windows[i].Params {
-			if own.Windows == nil {
-				own.Windows = map[string][4]int64{}
+			if s.Windows == nil {
+				s.Windows = map[string][4]int64{}
 			}
-			own.Windows[w.Name+o.script.Windows[i].Kind] = params
+			s.Windows[w.Name+o.script.Windows[i].Kind] = params
 		}
 	}
-	return own
+	return s
 }
 
 // flow returns the name of the flow of a request. The queue is as script.Flow takes it.
@@ -202,7 +202,7 @@ func micros(us int64) time.Duration {
 func (o *operation) lineRequest(op, id string) script.Request {
 	r := o.request
 	ask := script.Request{
-		Op: op, ID: id, Own: o.own(), Keys: o.keys, Cost: o.costsText(r), Hold: r.MaxHold.Microseconds(),
+		Op: op, ID: id, Settings: o.tenantSettings(), Keys: o.keys, Cost: o.costsText(r), Hold: r.MaxHold.Microseconds(),
 		Place: &script.Place{
 			Since: max(0, r.Since.UnixMicro()), Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant,
 			Weight: o.weight(), Key: r.Key, Front: r.Front,

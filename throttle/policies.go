@@ -14,7 +14,7 @@ import (
 
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's name and
 // its own name, algorithm and scope stay. The line of a removed policy can be taken from until it is empty, and its
-// reservations can be corrected and released. Name in `removed` those that only other programs had; one that is in
+// reservations can be corrected and released. Name in `removed` policies that only other programs had; one that is in
 // force again is ignored. The error is a *PolicyError. Then nothing changes.
 func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	l.setting.Lock()
@@ -63,7 +63,7 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 
 // A policySet holds all policies of a limiter. SetPolicies replaces it as a whole.
 type policySet struct {
-	policies []Policy          // those in force, in the order of SetPolicies, with their defaults
+	policies []Policy          // in force, in the order of SetPolicies, with their defaults
 	lines    []*compiledPolicy // their shards, and then removed ones
 	byLine   map[string]*compiledPolicy
 	byName   map[string][]*compiledPolicy // in the same order

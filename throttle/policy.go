@@ -130,7 +130,7 @@ type Window struct {
 	// Shared has one count for all tenants, in place of Per. The default is false.
 	Shared bool
 
-	// Timezone is that of Resets: a name of the IANA time zone database. The default is "UTC".
+	// Timezone is the time zone of Resets: a name of the IANA database. The default is "UTC".
 	Timezone string
 
 	// Unit is what the window counts, such as "tokens", spelled like a Name. The default is Requests.

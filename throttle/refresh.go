@@ -38,7 +38,7 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	}()
 }
 
-// refresh applies tenants' present settings to their tickets in line: with nil to those of all tenants.
+// refresh applies tenants' present settings to their tickets in line: with nil to all tenants' tickets.
 func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[target]intervention) error {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()

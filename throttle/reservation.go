@@ -22,7 +22,7 @@ type Reservation struct {
 	limiter *Limiter
 }
 
-// A Refund is what Reservation.Cancel did. It is zero for a reservation that failed open.
+// A Refund describes what Reservation.Cancel did. It is zero for a reservation that failed open.
 type Refund struct {
 	At          time.Time     // when, by the clock of Redis
 	ClockBehind time.Duration // as Decision.ClockBehind
@@ -103,7 +103,7 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 		return nil
 	}
 	for i, w := range o.windows {
-		if !slices.ContainsFunc(r.by.windows, func(was Window) bool {
+		if !slices.ContainsFunc(r.by.counting, func(was Window) bool {
 			return was.Name == w.Name && was.Algorithm == w.Algorithm && slices.Equal(was.Per, w.Per) && was.Unit == w.Unit &&
 				was.Period == w.Period && was.Margin == w.Margin && was.Resets == w.Resets && was.Timezone == w.Timezone &&
 				(was.Limit == w.Limit || w.Burst == 0) // a bucket drains by its limit
@@ -178,14 +178,14 @@ func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 }
 
 // Lease returns how long Concurrency windows hold the reservation's units without a Renew: the
-// shortest Window.Lease among them; 0 if they hold none, or after a Settle to 0: then renew the one that was granted.
+// shortest Window.Lease among them; 0 if they hold none, or after a Settle to 0: then renew the granted lease.
 func (r Reservation) Lease() time.Duration {
 	cp, err := r.policy()
 	if cp == nil || err != nil {
 		return 0
 	}
 	lease := time.Duration(0)
-	for _, w := range cp.windows {
+	for _, w := range cp.counting {
 		if w.Algorithm.Leases() && r.CostOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
 			lease = w.Lease
 		}
@@ -222,7 +222,7 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 
 // askFor completes a request about a reservation, and sends it. The caller has set the verb and its fields.
 func (o *operation) askFor(ctx context.Context, r Reservation, ask script.Request) (script.Answer, error) {
-	ask.ID, ask.Own, ask.Keys, ask.Cost = r.ID, o.own(), o.keys, o.costsText(o.request)
+	ask.ID, ask.Settings, ask.Keys, ask.Cost = r.ID, o.tenantSettings(), o.keys, o.costsText(o.request)
 	ask.At = max(0, r.At.UnixMicro())
 	return o.do(ctx, ask)
 }

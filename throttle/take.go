@@ -19,7 +19,7 @@ type TakeOptions struct {
 	// leave. So a take of a less important queue names the more important ones too.
 	Strict bool
 
-	Max int // the most tickets to take, up to MaxTake; with 0, only those of a take whose reply was lost
+	Max int // the most tickets to take, up to MaxTake; with 0, only tickets of a take whose reply was lost
 }
 
 // Taken is the result of a Line.Take.
@@ -52,7 +52,7 @@ type TakenTicket struct {
 }
 
 // Take removes tickets from the line that fit now, and charges them: in line order, and together in
-// all windows. Taken.Next says when to call it again. A Place.Nudge asks for it sooner.
+// all windows. Taken.Next is when to call it again. A Place.Nudge asks for it sooner.
 //
 // Call Take again, or Acknowledge, within 5 seconds. Otherwise the tickets count as lost: the next
 // Take of another process puts them back. If ctx ends or Redis does not answer, the next Take

@@ -12,7 +12,7 @@ import (
 )
 
 // A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it
-// ends, not to exempt tenants either if it is by operators. Of several it is the one that lasts longest.
+// ends, not to exempt tenants either if it is by operators. Of several it is the longest.
 // Tickets in line keep their places.
 type Pause struct {
 	At     time.Time `json:"at,omitzero"` // when it was reported; zero if it was set by an operator
@@ -166,7 +166,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	return refusal, nil
 }
 
-// Remaining is what an upstream has left of a limit.
+// Remaining reports how much of a limit is left at an upstream.
 type Remaining struct {
 	Unit  string    `json:"unit"`  // what it counts, as a window of the policy does
 	Units int64     `json:"units"` // how many are left
@@ -175,7 +175,7 @@ type Remaining struct {
 
 // ReportRemaining reports what the upstream has left, by its answer to the reservation's call: 0 to MaxLimit units,
 // until a reset that comes in more than 0 and at most MaxPeriod. Until then windows of the unit grant no more than
-// that, less what they granted since the reservation. It applies to the counts of Pause. Errors are those of Pause.
+// that, less what they granted since the reservation. It applies to the counts of Pause. Errors are Pause's.
 func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int64, reset time.Duration) error {
 	cp, err := r.policy()
 	switch {

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// A PolicyError says which value of a policy is invalid, and what would be valid.
+// A PolicyError names the invalid value of a policy, and what would be valid.
 type PolicyError struct {
 	Policy string // the policy's name
 	Window string // the window's name, or ""

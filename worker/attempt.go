@@ -18,7 +18,7 @@ const (
 	// whose lease it lost. By then asynq's recoverer has found the task if it was denied and could not be requeued.
 	forgetAfter = time.Hour
 
-	// lateFor is the time in which the middleware fails a task whose deadline has passed.
+	// lateFor is by how much a late task's deadline is put off, so that asynq calls the middleware, which fails it.
 	lateFor = time.Minute
 )
 
@@ -66,7 +66,7 @@ func (s *Server) isLate(a *attempt) bool {
 		return false
 	}
 	policy, matched := s.limiter.Match(a.Message.Type(), true)
-	return matched && !policy.Observe || a.Message.Denied() // perhaps a call of its handler was
+	return matched && !policy.Observe || a.Message.Denied() // by a policy, perhaps for a call of its handler
 }
 
 // attempts holds the attempts under way, one per slot, and a few that no call has ended.

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
-// An Explanation says why a task waits: what asynq knows of it, and where it stands in line.
+// An Explanation holds the reasons why a task waits: its state in asynq, and its position in line.
 type Explanation struct {
 	Queue string `json:"queue"`
 	ID    string `json:"id"`

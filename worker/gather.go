@@ -107,7 +107,7 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueueTask) {
 	}
 }
 
-// store stores tasks of one queue and line as scheduled. It returns those that it has stored, and refuses the others.
+// store stores tasks of one queue and line as scheduled. It returns the tasks that it stored, and refuses the others.
 func (c *Client) store(ctx context.Context, queue, line string, es []*enqueueTask) (stored []*enqueueTask) {
 	identity, err := c.tasks.Identity(ctx)
 	forwardAt := asynqredis.WholeSecond(time.Now().Add(storedFor))

@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	// ErrNoJob is the error of a Job's methods when its context is not that of a handler in a server of this package.
+	// ErrNoJob is the error of a Job's methods when its context is not a handler's in a server of this package.
 	ErrNoJob = errors.New("worker: the context is not that of a task's handler")
 
 	// ErrUnmatched is wrapped by an error that names a task's type, which may be misspelt.
@@ -27,7 +27,7 @@ func unmatchedError(taskType string) error {
 }
 
 // A Job is the task whose handler runs. Its methods may be called until the handler returns, by several goroutines at
-// once. Their errors are ErrNoJob, ErrUnmatched if no policy matches the task, and those of the reservation's methods.
+// once. Their errors are ErrNoJob, ErrUnmatched if no policy matches the task, and the Reservation's.
 type Job struct {
 	caller   *throttle.Caller // identifies the task to the handler's calls; nil outside of a handler
 	limiter  *throttle.Limiter
@@ -63,7 +63,7 @@ func (j *Job) matched() error {
 }
 
 // Decision returns the decision that granted the task. It returns false if no policy counts the task,
-// or the context is not that of a handler.
+// or the context is not a handler's.
 func (j *Job) Decision() (throttle.Decision, bool) {
 	if j.matched() != nil {
 		return throttle.Decision{}, false

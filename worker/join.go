@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// rescoreFrom: forward looks at a stored task after storedFor. That look is put off only if it is by so much.
-const rescoreFrom = time.Minute
+// putOffFrom: forward looks at a stored task after storedFor. A join puts that look off only if by at least so much.
+const putOffFrom = time.Minute
 
 // join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. Tasks without a
 // place become pending. If the move fails, workers find the tasks as they were stored.
@@ -50,7 +50,7 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 			}
 			nudge = nudge || place.Nudge
 			wait := dispatch.Fallback(policy, place.RetryIn)
-			if wait <= storedFor+rescoreFrom {
+			if wait <= storedFor+putOffFrom {
 				continue
 			}
 			move.At = asynqredis.WholeSecond(now.Add(wait))

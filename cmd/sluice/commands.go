@@ -121,7 +121,7 @@ func badArguments(cmd *cli.Command) error {
 // unknownCommand returns an error that names the commands that the first argument could be.
 func unknownCommand(cmd *cli.Command) error {
 	commands := cmd.VisibleCommands()
-	if len(commands) == 0 { // complete has hidden the subcommands
+	if len(commands) == 0 { // finish has hidden the subcommands
 		commands = cmd.Commands
 	}
 	var names []string

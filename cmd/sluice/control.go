@@ -98,7 +98,7 @@ func (c *ControlCommand) intervention(name, usage, args string, do action, flags
 	}, flags...)
 }
 
-// complete adds the policy, the tenant and the end of an intervention, and names in its text the one that it replaces.
+// complete adds the policy, the tenant and the end of an intervention, and tells in its text what it replaces.
 func (c *ControlCommand) complete(out outcome) outcome {
 	out.Policy, out.Tenant, out.text = c.policy, c.tenant, c.name()+out.text
 	if c.For > 0 {

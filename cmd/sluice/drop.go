@@ -33,8 +33,8 @@ type droppedQueue struct {
 	Queue    string `json:"queue"`
 	Waiting  int    `json:"waiting"`  // tasks of the tenant
 	Archived int    `json:"archived"` // tasks of all tenants
-	Lost     int    `json:"lost"`     // of the waiting tasks, those that asynq's archive has no room for
-	LostOld  int    `json:"lost_old"` // of the archived tasks, those that asynq deletes to make room
+	Lost     int    `json:"lost"`     // waiting tasks for which asynq's archive has no room
+	LostOld  int    `json:"lost_old"` // archived tasks that asynq deletes to make room
 }
 
 // dropCommand archives or deletes the waiting tasks of a tenant. Without --yes it prints a preview.

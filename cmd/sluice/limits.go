@@ -79,7 +79,7 @@ func (c *ControlCommand) printState(state control.State) {
 	pauses.Flush()
 }
 
-// publish publishes policies, if those in force are of the version given.
+// publish publishes policies, if the policies in force have the version given.
 func (c *ControlCommand) publish(
 	ctx context.Context, f *fleet, policies []throttle.Policy, replaced int64,
 ) (out outcome, err error) {

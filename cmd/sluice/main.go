@@ -45,7 +45,7 @@ func (e inputError) Unwrap() error { return e.error }
 // badInput returns an inputError.
 func badInput(format string, args ...any) error { return inputError{fmt.Errorf(format, args...)} }
 
-// A usageError is a mistake in flags or arguments: complete makes it an inputError that refers to the help.
+// A usageError is a mistake in flags or arguments: finish makes it an inputError that refers to the help.
 type usageError struct{ error }
 
 func badUsage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }

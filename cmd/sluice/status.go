@@ -139,7 +139,7 @@ func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant s
 }
 
 // state reads pages until it has enough tenants, as the page of a shard may be empty. If one page has all, it keeps
-// those with most tickets, else those of the first pages.
+// the tenants with most tickets, else the tenants of the first pages.
 func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant string) (s policyStatus, err error) {
 	for after := ""; ; {
 		page, err := inspect.Of(f.limiter).State(ctx, inspect.Query{

@@ -24,7 +24,7 @@ type workersCommand struct {
 	Prefix   string // of the limiter
 }
 
-// flags returns the flags given, and those of all such commands.
+// flags returns the flags given, and the flags of all such commands.
 func (c *workersCommand) flags(flags ...cli.Flag) []cli.Flag {
 	prefix := &cli.StringFlag{Name: "prefix", Destination: &c.Prefix,
 		Usage: "the workers' limiter has the Prefix `TEXT`"}
@@ -48,7 +48,7 @@ type fleet struct {
 	store   *control.Store
 }
 
-// connect connects to the Redis, and makes a limiter with the policies of --policies, or with those in force. It has
+// connect connects to the Redis, and makes a limiter with the policies of --policies, or the policies in force. It has
 // none if none are published: then programs have their own.
 func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 	f = &fleet{}
@@ -58,7 +58,7 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 		}
 	}
 	if _, found, err := c.address(c.Env); err == nil && !found {
-		return nil, badUsage("there is no Redis: --redis must be the URL of that of your workers")
+		return nil, badUsage("there is no Redis: --redis must be the URL of your workers' Redis")
 	}
 	if f.server, err = c.open(ctx, c.Env); err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func on(open func(context.Context) (*fleet, error), do func(context.Context, *fl
 	}
 }
 
-// policy returns the limiter's policy of a name. The name "" is that of the only one.
+// policy returns the limiter's policy of a name. The name "" stands for the only policy.
 func (f *fleet) policy(name string) (throttle.Policy, error) {
 	policies := append(f.limiter.Policies(), f.state.Removed...)
 	names := make([]string, len(policies))

@@ -20,7 +20,7 @@ type Client struct {
 	// Redis.
 	Now func() int64
 
-	// Gathered returns how many requests of a policy wait for the call that is under way. New sets it.
+	// Gathered returns how many bundles of requests of a policy wait for the call that is under way. New sets it.
 	Gathered func(policy string) int
 
 	// Look has the worker ask those of its lines in which tasks wait. NewServer sets it.

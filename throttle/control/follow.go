@@ -105,8 +105,8 @@ func (f *Follower) look(ctx context.Context) {
 	policies, others := state.Effective()
 	if isNew := state.Version != before.Version; isNew || f.version > 0 && !reflect.DeepEqual(policiesBefore, policies) {
 		if err := f.adopt(policies, isNew); err != nil && isNew {
-			f.state, f.unusable = before, state.Version // the next look reads it again, for its overrides
-			f.state.Version = state.Version
+			f.state, f.unusable = before, state.Version // its old mark makes the next look read the overrides
+			f.state.Version = state.Version             // without another try of these policies
 		}
 	}
 	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {

@@ -56,7 +56,7 @@ func (s *State) add(field, value string) error {
 // replaces the tenant's earlier one. Its By, Until and Why are ignored. It must fit the published policies.
 // Without a tenant it changes windows of a published policy, shared ones too, for all without an own limit.
 //
-// Errors are a *throttle.PolicyError, an InputError, one of MaxInForce, or wrap that of Redis.
+// Errors are a *throttle.PolicyError, an InputError, one of MaxInForce, or wrap an error of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, author Author) error {
 	state, err := s.stateBefore(ctx, o.Policy, o.Tenant, ttl, author)
 	if err != nil {

@@ -52,13 +52,13 @@ func (s *Store) key(name string) string {
 	return s.limiter.Config().Prefix + "sluice:{!control}:" + name
 }
 
-// An Author is who makes a change, and why. Both are in the log, and in State.
+// An Author names who makes a change, and gives the reason. Both are kept in the log, and in State.
 type Author struct {
 	Who string `json:"who"` // required: 1 to MaxWhoBytes bytes
 	Why string `json:"why"` // required: 1 to MaxWhyBytes bytes
 }
 
-// An InputError says which argument of a change is invalid, and what would be valid.
+// An InputError names the invalid argument of a change, and what would be valid.
 type InputError string
 
 func (e InputError) Error() string { return "control: " + string(e) }
@@ -75,7 +75,7 @@ func (a Author) validate() error {
 	return nil
 }
 
-// State is the policies, overrides and pauses in force. Its JSON is how policies are stored.
+// State holds the policies, overrides and pauses in force. Policies are stored as its JSON.
 type State struct {
 	throttle.Interventions `json:"-"`
 
@@ -89,7 +89,7 @@ type State struct {
 	// PoliciesErr says why Policies cannot be read, perhaps because this program is older than they are.
 	PoliciesErr error `json:"-"`
 
-	// Version is that of Policies, for Publish: Change.Version of the change that published them, or 0.
+	// Version is the version of Policies, for Publish: Change.Version of their change, or 0.
 	Version int64 `json:"-"`
 
 	mark string // of the last change
@@ -105,7 +105,7 @@ var (
 	readScript = redis.NewScript(readText)
 )
 
-// State reads what is in force. The error may wrap that of Redis.
+// State reads what is in force. The error may wrap an error of Redis.
 func (s *Store) State(ctx context.Context) (State, error) {
 	return s.read(ctx, State{mark: "unknown"})
 }
@@ -151,7 +151,7 @@ func (s *Store) Processes(ctx context.Context) (map[string][]string, error) {
 	return processes, nil
 }
 
-// ErrConflict is what Publish's error wraps if somebody else has published since the version was read.
+// ErrConflict is wrapped by Publish's error if somebody else has published since the version was read.
 var ErrConflict = errors.New("control: other policies were published meanwhile: look at them, and publish again")
 
 // Publish puts policies in force on all limiters that follow. They replace the policies of a version, 0

@@ -71,7 +71,7 @@ type TransportConfig struct {
 	// Retry-After or with nothing remaining of some unit, until the longest reset of these.
 	Refusal func(*http.Response) (retryIn time.Duration, refused bool)
 
-	// Request returns what to reserve for a call, and false if that is unknown. The default is that of
+	// Request returns what to reserve for a call, and false if that is unknown. The default is the request of
 	// the context's throttle.Caller, without its cost if the call's policy is not the job's own.
 	Request func(*http.Request) (r throttle.Request, ok bool)
 }

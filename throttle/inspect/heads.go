@@ -10,7 +10,7 @@ import (
 
 const (
 	starvesAfter = 75 * time.Second // for which a tenant's oldest ticket has stood
-	starvesDue   = 20               // more grants than that were the tenant's share meanwhile
+	starvesDue   = 20               // and its share of the grants meanwhile is more than this
 	maxHeads     = 10_000           // after which all are forgotten
 )
 

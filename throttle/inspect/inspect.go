@@ -31,7 +31,7 @@ type Inspector struct{ limiter *throttle.Limiter }
 // Of returns an inspector of a limiter.
 func Of(l *throttle.Limiter) Inspector { return Inspector{l} }
 
-// Policies returns the names of the limiter's policies, with those that were removed while somebody waits.
+// Policies returns the names of the limiter's policies, and of removed policies for which tickets still wait.
 func (i Inspector) Policies() []string {
 	names := i.limiter.Lines()
 	for n, line := range names {

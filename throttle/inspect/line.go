@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A line is one line of a policy as it is read. Its keys are those of internal/script/lua/line.lua. No
-// command depends on how many tickets or tenants wait.
+// A line reads one line of a policy. Its keys are described in internal/script/lua/line.lua. No
+// command takes longer the more wait: they read pages.
 type line struct {
 	*throttle.Line
 	err error // the first one: nothing is read after it
@@ -44,7 +44,7 @@ type flow struct {
 	ticket, cost string // of the ticket that is asked about; if empty, that is the last one of the flow
 }
 
-// costs are those of one ticket of the flow, on average.
+// costs returns the average costs of one ticket of the flow.
 func (f flow) costs() string {
 	parts := strings.Split(f.units, ",")
 	for i, part := range parts {
@@ -147,7 +147,7 @@ func (l *line) all(ctx context.Context) ([]flow, error) {
 	}
 }
 
-// read reads fields of a hash of a line, and parses those that it has.
+// read reads fields of a hash of a line, and parses the ones that exist.
 func read[T any](
 	ctx context.Context, l *line, key string, parse func(field, record string) (T, error), fields ...string,
 ) (found []T) {
@@ -168,7 +168,7 @@ func read[T any](
 }
 
 // oldest returns when the oldest tickets of flows began to wait, by the flows' names. The oldest is the first
-// ticket that joined at the end, or the first of those in front, which ran before.
+// ticket that joined at the end, or the first of the tickets in front, which ran before.
 func (l *line) oldest(ctx context.Context, flows []flow) map[string]time.Time {
 	var names []string
 	l.try(ctx, func(client redis.UniversalClient, prefix string) error {

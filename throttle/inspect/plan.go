@@ -12,12 +12,12 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A Demand is equal requests that are to wait in line, or do so already. Several wait in their order.
+// A Demand describes equal requests that will wait in line, or already do. Demands wait in their order.
 type Demand struct {
 	Request throttle.Request // one of them: its policy, tenant, attributes, class, cost and Ticket.Queue
-	Tenant  string           // the one of Plan.Tenants that they belong to; by default that of the Request
-	Count   int              // how many there are, including those that stand in line
-	Joined  int              // how many of them stand in line already
+	Tenant  string           // counts them in Plan.Tenants; by default the tenant of the Request
+	Count   int              // of requests, including the Joined
+	Joined  int              // of requests that stand in line already
 
 	// Hold is how long each holds a handler slot, and what Concurrency windows grant, from its start to its
 	// end. The default, 0, is unknown: neither is counted, and it ends when it starts.
@@ -33,24 +33,24 @@ type PlanOptions struct {
 	Open func(from time.Time) time.Time
 }
 
-// Slots are how many requests of some queues run at once. Those of other queues are not counted.
+// Slots limit how many requests of some queues run at once. Slots of other queues are not simulated.
 type Slots struct {
 	Count  int
 	Queues []string
 }
 
-// A Plan is when demands are expected to end. Times are by the clock of Redis.
+// A Plan forecasts when demands end. Times are by the clock of Redis.
 type Plan struct {
 	At      time.Time `json:"at"` // of the state that it starts from
 	Finish            // of all demands together
-	Tenants []Finish  `json:"tenants"` // those with most requests first
+	Tenants []Finish  `json:"tenants"` // the tenant with most requests first
 
 	// Unknown are windows, and throttle.BySlots, that are not counted, as nobody knows how long requests
 	// hold them, or how many there are: it may take longer.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
-// A Finish is when the last of some requests is expected to end.
+// A Finish forecasts when the last of some requests ends.
 type Finish struct {
 	Tenant    string    `json:"tenant,omitempty"`     // Demand.Tenant
 	Count     int       `json:"waiting"`              // requests
@@ -92,7 +92,7 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 // Simulate returns when all that waits for a policy would be done as it is now, and by a variant of that
 // name, such as one with another limit or weight. It begins with what the windows have counted that have the
 // same name, algorithm and scope. What operators have put in force holds in both, but in the variant
-// `overrides` replace those of their tenants; their Until is ignored. For what it leaves out see Plan.
+// `overrides` replace their tenants' overrides; their Until is ignored. For what it leaves out see Plan.
 //
 // It reads all tenants that wait in pages, with what their windows have counted. An error may be a
 // *throttle.PolicyError of the variant.

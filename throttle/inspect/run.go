@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
-// These are those of internal/script/lua/line_order.lua and line_fair.lua.
+// They must be as in internal/script/lua/line_order.lua and line_fair.lua.
 const (
 	pacedPeriod = time.Minute
 	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
@@ -49,7 +49,7 @@ func (l *simLine) startOne(t int64) int64 {
 	if len(l.waiting) > 0 {
 		next = int64(l.waiting[0].key)
 	}
-	var first *side // whose turn it is, of those with a free slot
+	var first *side // whose turn it is, of the sides with a free slot
 	for _, s := range l.sides {
 		if len(s.flows) == 0 {
 			continue
@@ -194,8 +194,8 @@ func (f *simFlow) end(d *Finish, n int64, at time.Time) {
 	}
 }
 
-// step is by what tickets of a flow move the tag of its side. Batches get the line's share of batches, and
-// live tickets the rest. Queues share that evenly.
+// step returns by how much the next tickets of a flow move the tag of its side. Batches get the line's
+// share of batches, and live tickets the rest. Queues share that evenly.
 func (f *simFlow) step() float64 {
 	alike := 1.0
 	for _, s := range f.line.sides {
@@ -206,7 +206,7 @@ func (f *simFlow) step() float64 {
 	return f.part() * alike / f.side.share
 }
 
-// part is what the next tickets take of the tightest window that all share, or of slots.
+// part returns how much the next tickets take of the tightest window that all share, or of slots.
 func (f *simFlow) part() float64 {
 	part := 0.0
 	for i, w := range f.windows {

@@ -15,7 +15,7 @@ import (
 type simulation struct {
 	*Snapshot
 	PlanOptions
-	finishes []Finish // as those of the Snapshot
+	finishes []Finish // as Snapshot.finishes
 	lines    []*simLine
 	slots    map[string][]*window // by queue
 	unknown  map[string]bool      // Plan.Unknown
@@ -93,7 +93,7 @@ func (w *window) Fits(t, cost int64) int64 {
 	return t
 }
 
-// A simLine is what waits for one policy.
+// A simLine simulates one line of a policy.
 type simLine struct {
 	*backlog
 	sim     *simulation
@@ -225,13 +225,13 @@ func (f *simFlow) add(t tickets) {
 	}
 }
 
-// next is how many go next, as one.
+// next returns how many tickets go next, as one.
 func (t *tickets) next() int64 { return min(t.lump, t.left) }
 
-// cost is what the next tickets take of a window of their flow.
+// cost returns how many units the next tickets take of a window of their flow.
 func (t *tickets) cost(window int) int64 { return t.costs[window] * t.next() }
 
-// insert puts a flow in a list: first comes the one of the least key, and of these the one that came first.
+// insert puts a flow in a list, which is sorted by keys, and where they are equal by ranks.
 func insert(list *[]*simFlow, f *simFlow) {
 	i, _ := slices.BinarySearchFunc(*list, f, func(a, b *simFlow) int {
 		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.tickets[0].rank, b.tickets[0].rank))

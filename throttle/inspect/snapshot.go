@@ -13,10 +13,10 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Snapshot is how some lines stand, what waits there, and demands. All its plans start from that.
+// A Snapshot holds the state of some lines, the tickets that wait there, and demands. All its plans start from it.
 type Snapshot struct {
-	// Limits are those in force by the names of windows, of tenants without their own: of several of one
-	// name the least. That of throttle.BySlots is the Count of the first Slots.
+	// Limits are the limits in force of tenants without their own, by the names of windows: of several
+	// windows of one name the least. Under throttle.BySlots it has the Count of the first Slots.
 	Limits map[string]int64
 
 	backlogs []*backlog
@@ -119,7 +119,7 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error
 			return err
 		}
 	}
-	all := []*throttle.Standing{{Ask: true}} // the first one is what all tenants share
+	all := []*throttle.Standing{{Ask: true}} // the first one stands for all tenants together
 	for _, f := range b.flows {
 		all = append(all, &throttle.Standing{Flow: f.name, Costs: f.costs()})
 	}
@@ -145,7 +145,7 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error
 	return cmp.Or(err, b.readValues(ctx))
 }
 
-// add adds tickets to a backlog. Demands that never fit are only counted, and others are left out then.
+// add adds tickets to a backlog. Demands that never fit are only counted, and what never fits and is no demand is left out.
 func (s *Snapshot) add(b *backlog, t tickets) error {
 	never := new(throttle.RequestError)
 	errors.As(t.Err, &never)

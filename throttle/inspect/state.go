@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Query says what State returns.
+// A Query selects the part of a policy's state that State returns.
 type Query struct {
 	After  string // PolicyState.Next of the page before; empty for the first page
 	Limit  int    // about how many tenants a page has; at most MaxLimit, which is the default
@@ -23,15 +23,15 @@ type Query struct {
 	Tenant string // the only one; if windows count by the tenant alone, even if it does not wait; empty for all
 }
 
-// A PolicyState is how a policy stands: what all tenants share, and who waits.
+// A PolicyState describes a policy now: what all tenants share, and which of them wait.
 type PolicyState struct {
 	State
 	Queues  []QueueState `json:"queues"`         // where tickets wait
-	Tenants []State      `json:"tenants"`        // a page of those that wait
+	Tenants []State      `json:"tenants"`        // one page of the tenants that wait
 	Next    string       `json:"next,omitempty"` // Query.After of the next page; empty at the end
 }
 
-// A QueueState is what waits in one queue, of one class.
+// A QueueState describes the tickets of one class that wait in one queue.
 type QueueState struct {
 	Queue   string         `json:"queue"` // Ticket.Queue; empty for calls that wait in place
 	Class   throttle.Class `json:"class"`
@@ -43,8 +43,8 @@ type QueueState struct {
 	weights int64          // of its flows, in thousandths
 }
 
-// A State is how something stands: a policy as a whole, one tenant of it in one queue, of one class, with its other
-// attributes, or one of its tickets there. As JSON, times are of RFC 3339, and durations are seconds.
+// A State describes a policy as a whole, or one of its tenants in one queue and class, with its other
+// attributes, or one ticket there. As JSON, times are of RFC 3339, and durations are seconds.
 type State struct {
 	At         time.Time         `json:"at"` // by the clock of Redis
 	Policy     string            `json:"policy"`
@@ -52,7 +52,7 @@ type State struct {
 	Attributes map[string]string `json:"attributes,omitempty"` // others that windows count by
 	Queue      string            `json:"queue,omitempty"`      // as QueueState.Queue
 	Class      throttle.Class    `json:"class,omitempty"`      // of what waits; empty if nothing does
-	Waiting    int64             `json:"waiting"`              // tickets, with those of calls that wait in place
+	Waiting    int64             `json:"waiting"`              // tickets, and calls that wait in place
 	Oldest     time.Time         `json:"oldest,omitzero"`      // of a tenant: when the oldest began to wait
 	Exempt     bool              `json:"exempt,omitempty"`     // the tenant is denied by operators' pauses only
 	Weight     float64           `json:"weight,omitempty"`     // by which the line counts it
@@ -64,7 +64,7 @@ type State struct {
 	Cost     map[string]int64 `json:"cost,omitempty"`
 	Joined   time.Time        `json:"joined,omitzero"`
 
-	// Windows are those that all tenants share, or of a tenant the others. Of a ticket they are all, with
+	// Windows of a policy are the ones that all tenants share, of a tenant the others, of a ticket all, with
 	// when its turn comes there.
 	Windows []throttle.WindowState `json:"windows"`
 
@@ -84,7 +84,7 @@ type State struct {
 	flow flow
 }
 
-// State returns how a policy stands, with a page of the tenants that wait: those with most tickets first. One that
+// State returns how a policy stands, with a page of the tenants that wait, sorted by tickets, most first. One that
 // waits in several queues comes once for each. A page costs a few commands, and a call of a script for each 64 of
 // these or, of many windows, fewer. Only for a Query.Tenant, if windows also count by other attributes, it reads all.
 //

@@ -55,7 +55,7 @@ type File struct {
 	Batches  []Batch
 }
 
-// Load reads a policy file. Errors are Parse's, or wrap the one of reading the file.
+// Load reads a policy file. Errors are Parse's, or wrap the error of reading the file.
 func Load(path string) ([]throttle.Policy, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

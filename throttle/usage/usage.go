@@ -33,13 +33,13 @@ const Span = time.Hour
 const (
 	writeEvery   = 10 * time.Second
 	writeTimeout = 5 * time.Second
-	maxMembers   = 1000   // tenants of a set: those with the fewest requests are dropped
+	maxMembers   = 1000   // tenants of a set: the ones with the fewest requests are dropped
 	maxSummed    = 10_000 // sums in memory
 )
 
 // A set is a kind of sorted set in Redis: one for each policy and span of time.
 type set struct {
-	kind string
+	kind string // a letter in keys
 	span time.Duration
 }
 
@@ -164,7 +164,7 @@ type Use struct {
 }
 
 // Top returns the at most n tenants to which a policy granted most requests in the last hour, in
-// descending order. It is empty where no Counter writes. The error wraps that of go-redis.
+// descending order. It is empty where no Counter writes. The error wraps go-redis's.
 func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use, error) {
 	now := time.Now()
 	pipe := l.Config().Client.Pipeline() // no role of lock-down-redis.md may call ZUNION
@@ -196,7 +196,7 @@ func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use,
 // HistorySpan is how far back History goes, and Step the time that a Point stands for.
 const HistorySpan, Step = 24 * time.Hour, time.Minute
 
-// A Point is what happened in a minute.
+// A Point counts the events of one minute.
 type Point struct {
 	At                        time.Time // when it began
 	Granted, Refused, Waiting int64     // grants, refusals by the upstream, and tickets in line at its end
@@ -204,7 +204,7 @@ type Point struct {
 }
 
 // History returns the minutes of each policy from a time on. The last minute is still under way. The
-// error wraps that of go-redis.
+// error wraps go-redis's.
 func History(ctx context.Context, l *throttle.Limiter, policies []string, since time.Time) (map[string][]Point, error) {
 	now := time.Now()
 	since = since.Truncate(Step).UTC()

@@ -6,5 +6,5 @@
 // in the same transaction. One process at a time has the firing's lease. It enqueues the tasks and
 // moves a cursor. If it dies, another one goes on from the cursor 15 seconds later.
 //
-// The tasks must be those of servers and policies of package worker.
+// The tasks must belong to servers and policies of package worker.
 package batch

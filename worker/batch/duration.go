@@ -7,13 +7,13 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// A Duration is how long a task takes, on average.
+// A Duration is the average run time of a task.
 type Duration struct {
 	Seconds float64 `json:"seconds"` // 0 if it is unknown
 	From    Source  `json:"from,omitempty"`
 }
 
-// Source is where a Duration is known from.
+// Source names where a Duration comes from.
 type Source string
 
 const (

@@ -12,20 +12,20 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// accountAfter is the time without progress after which the holder looks for tasks that others have
-// deleted or archived. Each time it doubles, up to accountMost.
+// recountFirst is the time without progress after which the holder looks for tasks that others have
+// deleted or archived. The time until the next look doubles each time, up to recountMost.
 const (
-	accountAfter = time.Minute
-	accountMost  = time.Hour
+	recountFirst = time.Minute
+	recountMost  = time.Hour
 )
 
 // watch counts tasks that others have ended.
 func (w *work) watch(ctx context.Context, r record) error {
 	if r.ended() != w.ended {
-		w.ended, w.since, w.account = r.ended(), time.Now(), accountAfter
+		w.ended, w.progressed, w.recountAfter = r.ended(), time.Now(), recountFirst
 	}
-	if time.Since(w.since) >= w.account {
-		w.account = time.Since(w.since) + min(w.account, accountMost)
+	if time.Since(w.progressed) >= w.recountAfter {
+		w.recountAfter = time.Since(w.progressed) + min(w.recountAfter, recountMost)
 		return w.sweep(r, func(indexes []int) error { return w.redis.Count(ctx, w.f, "failed", indexes) })
 	}
 	return nil

@@ -81,7 +81,7 @@ func (e *estimator) look(ctx context.Context) error {
 		before = started
 		waiting := func(i int) (left, joined int) {
 			left, t := counts[i].Waiting, e.plan.Tenants[i]
-			if r.Held {
+			if r.Aside {
 				return left, 0
 			}
 			notEnqueued := max(0, t.end(r)-max(t.Start, r.Index))

@@ -255,7 +255,7 @@ func (k *taskKind) request() throttle.Request {
 	return throttle.Request{Attributes: k.Attributes, Class: k.Class, Cost: cost, Policy: k.Policy, Tenant: k.Tenant}
 }
 
-// A forecast tells when a firing, and each of its tenants, is expected to end.
+// A forecast estimates when a firing ends, as a whole and for each tenant.
 type forecast struct {
 	inspect.Plan
 	changes []Change

@@ -30,7 +30,7 @@ const (
 
 // Config configures a Scheduler.
 type Config struct {
-	// Batches are what the scheduler fires. Their names must differ.
+	// Batches are fired by the scheduler. Their names must differ.
 	Batches []Batch
 
 	// ByHand ignores the schedules: only Fire fires batches. It is for tools.
@@ -55,7 +55,7 @@ type Scheduler struct {
 }
 
 // NewScheduler returns a scheduler for the queues in opt's Redis. It does not talk to Redis. Errors
-// are an *Error for a batch that cannot be used, and those of worker.NewClient.
+// are an *Error for a batch that cannot be used, and worker.NewClient's.
 func NewScheduler(opt asynq.RedisConnOpt, c Config) (*Scheduler, error) {
 	s := &Scheduler{batches: map[string]*compiled{}, config: c, lease: leaseFor}
 	if c.Logger == nil {

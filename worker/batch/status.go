@@ -21,7 +21,7 @@ type Firing struct {
 	Tick  time.Time // to the second
 }
 
-// A State is what happens to a firing now, or became of it.
+// A State is the phase of a firing, or its outcome.
 type State string
 
 const (
@@ -38,7 +38,7 @@ const (
 	StateCancelled State = "cancelled" // every task has ended or was deleted
 )
 
-// A Status is how far a firing is. Waiting to Cancelled add up to Total.
+// A Status reports the progress of a firing. Waiting to Cancelled add up to Total.
 type Status struct {
 	Batch string    `json:"batch"`
 	Queue string    `json:"queue"`
@@ -101,7 +101,7 @@ type record struct {
 	Phase    string `redis:"phase"`
 	Want     string `redis:"want"`
 	Outcome  State  `redis:"outcome"`
-	Held     bool   `redis:"held"`
+	Aside    bool   `redis:"aside"`  // waiting tasks are set aside. `again`, in Redis only: all must join once more
 	Closes   int64  `redis:"closes"` // s: no task is picked from then until the next hours
 	Index    int    `redis:"index"`
 	Tenant   int    `redis:"tenant"`
@@ -148,7 +148,7 @@ func (r record) state() State {
 		return StateCancelling
 	case r.Stopped == 1 && r.Want == wantPause:
 		return StateStopped
-	case r.Held && r.Phase != phaseNew, r.Want == wantPause && r.Phase == phaseNew: // nothing is enqueued
+	case r.Aside && r.Phase != phaseNew, r.Want == wantPause && r.Phase == phaseNew: // nothing is enqueued
 		return StatePaused
 	case r.Want == wantPause:
 		return StatePausing
@@ -194,7 +194,7 @@ func (s *Scheduler) Status(ctx context.Context, f Firing) (Status, error) {
 	return b.status(firing, r, len(running)), nil
 }
 
-// A TenantStatus is how far the tasks of one tenant of a firing are. Its fields are those of Status.
+// A TenantStatus reports the progress of one tenant's tasks in a firing. Its fields are as those of Status.
 type TenantStatus struct {
 	Tenant string `json:"tenant"`
 

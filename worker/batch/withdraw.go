@@ -16,13 +16,13 @@ const sweepAgainMost = 30 * time.Second
 // pause takes the tasks of the firing out of their lines. It does so again until none of them runs, as a
 // running task may come back.
 func (w *work) pause(ctx context.Context, r record) error {
-	if r.Phase == phaseNew || r.Held && (w.sweepPause < 0 || time.Since(w.since) < w.sweepPause) {
+	if r.Phase == phaseNew || r.Aside && (w.sweepPause < 0 || time.Since(w.swept) < w.sweepPause) {
 		return nil // nothing is enqueued, or it is not yet time for the next sweep
 	}
 	if err := w.withdraw(ctx, r, w.move(ctx, asynqredis.SetAside)); err != nil {
 		return err
 	}
-	_, err := w.redis.Update(ctx, w.f, w.holder, "held", 1)
+	_, err := w.redis.Update(ctx, w.f, w.holder, "aside", 1)
 	return err
 }
 
@@ -34,7 +34,7 @@ func (w *work) resume(ctx context.Context, r record) error {
 		err = w.sweep(r, w.move(ctx, asynqredis.Release))
 	}
 	if err == nil {
-		_, err = w.redis.Update(ctx, w.f, w.holder, "held", 0)
+		_, err = w.redis.Update(ctx, w.f, w.holder, "aside", 0)
 	}
 	return err
 }
@@ -66,7 +66,7 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 	if r.Phase == phaseNew || r.Phase == phaseDrain && r.ended() >= r.Index {
 		return true, w.end(ctx, r, StateCancelled)
 	}
-	if time.Since(w.since) < w.sweepPause {
+	if time.Since(w.swept) < w.sweepPause {
 		return false, nil
 	}
 	err = w.withdraw(ctx, r, func(indexes []int) error {
@@ -106,7 +106,7 @@ func (w *work) withdraw(ctx context.Context, r record, move func(indexes []int) 
 	if err != nil {
 		return err
 	}
-	w.since = time.Now()
+	w.swept = time.Now()
 	after, err := w.redis.Running(ctx, w.f)
 	switch {
 	case err != nil:

@@ -30,15 +30,16 @@ type work struct {
 	f      asynqredis.Firing
 	holder string
 
-	ended      int           // tasks that had ended at the last look
-	since      time.Time     // in watch, when ended last changed; in withdraw, when the last sweep was
-	account    time.Duration // without progress, watch counts anew when `since` is so long ago
-	sweepPause time.Duration // before the next sweep for tasks that come back; below 0 if none can
+	ended        int           // tasks that had ended at the last look
+	progressed   time.Time     // when ended last changed
+	recountAfter time.Duration // without progress, watch counts anew so long after progressed
+	swept        time.Time     // when withdraw last swept
+	sweepPause   time.Duration // before the next sweep for tasks that come back; below 0 if none can
 }
 
 // work works for a firing if nobody else does.
 func (s *Scheduler) work(ctx context.Context, b *compiled, f asynqredis.Firing) {
-	w := &work{Scheduler: s, b: b, f: f, holder: rand.Text(), since: time.Now(), account: accountAfter}
+	w := &work{Scheduler: s, b: b, f: f, holder: rand.Text(), progressed: time.Now(), recountAfter: recountFirst}
 	if err := s.redis.Lease(ctx, f, w.holder, s.lease); err != nil {
 		return
 	}
@@ -155,7 +156,7 @@ func (w *work) step(ctx context.Context, r record) (again bool, err error) {
 		return true, w.end(ctx, r, StateDone)
 	case r.Want == wantPause, !open:
 		return false, w.pause(ctx, r)
-	case r.Held, r.Closes != w.b.closes(tick, now):
+	case r.Aside, r.Closes != w.b.closes(tick, now):
 		return true, w.resume(ctx, r)
 	case r.Phase == phaseNew:
 		if waits, err := w.waits(ctx); waits || err != nil {

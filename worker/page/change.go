@@ -38,7 +38,7 @@ type preview struct {
 // A previewRow has when the last task of a tenant starts, as things are now and after the action.
 type previewRow struct{ Tenant, Now, Then string }
 
-// An action is what a form asks for.
+// An action is a change that a form of the page requests.
 type action struct {
 	what, policy, tenant string
 	length               time.Duration

@@ -54,7 +54,7 @@ func questionOf(r *http.Request) question {
 	}
 }
 
-// A view is what the templates show.
+// A view holds the data that the templates show.
 type view struct {
 	Asked      question
 	At         time.Time
@@ -122,7 +122,7 @@ type chosenView struct {
 	Override *throttle.TenantOverride // of Tenant, or if none is chosen for all
 	Held     *throttle.Pause          // of Tenant, or if none is chosen of the policy
 	Rows     []tenantRow
-	Counts   []count // of the filters
+	Filters  []filter
 	Config   throttle.Policy
 }
 
@@ -132,8 +132,8 @@ type tenantRow struct {
 	Status status
 }
 
-// A count is a filter of the list of tenants.
-type count struct {
+// A filter of the list of tenants lets N of them through.
+type filter struct {
 	Key, Name string
 	N         int
 }
@@ -235,7 +235,7 @@ func (p *Page) home(ctx context.Context, v *view, names []string, servers []*asy
 	}
 	groups := []group{{Name: "Needs you", Note: "does not get by alone"}, {Name: "Watch", Note: "gets by without you"}, {Name: "Fine", Note: "nothing to do"}}
 	for _, pv := range policies {
-		g := &groups[act-pv.Status.Trouble]
+		g := &groups[act-pv.Status.Trouble] // the worst first
 		g.Policies = append(g.Policies, pv)
 	}
 	if v.Asked.Sort != "" {
@@ -366,7 +366,7 @@ func (c *chosenView) tenants(v view) {
 	for _, t := range c.Tenants {
 		rows = append(rows, tenantRow{t, c.tenant(v, t)})
 	}
-	c.Counts = []count{{"", "All", len(rows)}}
+	c.Filters = []filter{{"", "All", len(rows)}}
 	for _, key := range []string{"starving", "paused", "overridden", "full"} {
 		n := 0
 		for _, r := range rows {
@@ -374,7 +374,7 @@ func (c *chosenView) tenants(v view) {
 				n++
 			}
 		}
-		c.Counts = append(c.Counts, count{key, sentence(key), n})
+		c.Filters = append(c.Filters, filter{key, sentence(key), n})
 	}
 	only := is[v.Asked.Only]
 	c.Rows = slices.DeleteFunc(rows, func(r tenantRow) bool { return only != nil && !only(r) })

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// An Outcome is what became of a task by one run of its handler.
+// An Outcome is the result of one run of a task's handler.
 type Outcome string
 
 const (

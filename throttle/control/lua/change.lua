@@ -5,7 +5,7 @@
 --                    empty: the change is only logged
 --       2 value      JSON, or empty: the field is deleted
 --       3 ttl        of an override or a pause (us)
---       4 version    of policies: the one that this replaces
+--       4 version    of policies: the version that this replaces
 --       5 most       overrides and pauses that may be in force
 --       6 entry      JSON, for the log
 --       7 kept       entries of the log

@@ -31,7 +31,7 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess is whether units above the limit delay nobody after they expired. If so, observing policies count by GCRA.
+	// ForgetsExcess is whether units above the limit vanish when they expire, rather than drain at the rate of the limit.
 	ForgetsExcess bool
 
 	// Kind is the letter of File in Lua and in stored state. Algorithms with one File have one Kind.

@@ -47,7 +47,7 @@ type bundle struct {
 	answers  []Answer // nil before the call has ended
 	done     chan struct{}
 	gone     bool  // the caller gave up
-	call     *call // the one that carries it; nil while the bundle waits
+	call     *call // that carries it; nil while the bundle waits
 }
 
 // A call is one to Redis that is under way, with the bundles that it carries.
@@ -208,7 +208,7 @@ func (g *Group) cancelGrants(b *bundle) {
 
 // cancel returns the request that gives back what a request was granted at a time.
 func (r Request) cancel(at int64) Request {
-	return Request{Op: Cancel, ID: r.ID, At: at, Own: r.Own, Keys: r.Keys, Cost: r.Cost}
+	return Request{Op: Cancel, ID: r.ID, At: at, Settings: r.Settings, Keys: r.Keys, Cost: r.Cost}
 }
 
 // cancelLost returns the request that gives back what Redis may have granted although the answer was lost,

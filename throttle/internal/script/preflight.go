@@ -20,7 +20,7 @@ var needed = []any{
 	"del s h z",
 }
 
-// preflight calls each command in ARGV, with keys that begin with KEYS[1], and replies with those that failed and
+// preflight calls each command in ARGV, with keys that begin with KEYS[1], and replies with the ones that failed and
 // why.
 var preflight = redis.NewScript(`
 local refused = {}
@@ -36,7 +36,7 @@ return refused
 `)
 
 // Preflight returns an error with the commands that the limiter needs and the user of Redis may not call. It
-// leaves nothing in Redis. Other errors are those of go-redis.
+// leaves nothing in Redis. Other errors are Redis's.
 func (r *Runner) Preflight(ctx context.Context) error {
 	replies, err := preflight.Run(ctx, r.Client, []string{Prefix(r.Prefix, "!")}, needed...).StringSlice()
 	if err != nil || len(replies) == 0 {

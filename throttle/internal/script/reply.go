@@ -59,7 +59,7 @@ type PauseAnswer struct {
 	At     int64  `json:"reported"` // when it was reported
 	By     string `json:"by"`
 	Cause  string `json:"cause"`
-	Tenant string `json:"tenant"` // the one that was refused
+	Tenant string `json:"tenant"` // whose call was refused
 }
 
 // An AdaptedAnswer is a window's rate after refusals by the upstream.
@@ -69,7 +69,7 @@ type AdaptedAnswer struct {
 	Refusals int64 `json:"refusals"`
 	Window   int64 `json:"window"` // its number, from 1
 	Changed  int64 `json:"cut"`    // when a refusal changed the rate last
-	Until    int64 `json:"free"`   // when grants are spread no longer
+	Until    int64 `json:"spread"` // when grants are spread no longer
 }
 
 // Taken is the reply to a take.
@@ -98,7 +98,7 @@ type TakenTicket struct {
 	Used      []int64 // by window, its units
 }
 
-// A ReplyError says which value of a reply is malformed, or quotes why the script could not decide a request:
+// A ReplyError names the malformed value of a reply, or quotes why the script could not decide a request:
 // SLUICE_STATE or SLUICE_CLOCK, and a reason.
 type ReplyError struct{ Reason string }
 
@@ -203,7 +203,7 @@ const (
 	lineFront = 1e15
 )
 
-// readTicket reads "TICKET RECORD TENANT STATUS:SCOPES". The ID is that of the reservation, if it was charged.
+// readTicket reads "TICKET RECORD TENANT STATUS:SCOPES". The ID is the reservation's, if it was charged.
 func readTicket(text, id string) (t TakenTicket, ok bool) {
 	f := strings.Split(text, " ")
 	if len(f) != 6 {

@@ -34,7 +34,7 @@ type Request struct {
 	At       int64    `json:"at,omitempty"`       // when the reservation was granted; for Reserve: when Replaces was
 	Replaces string   `json:"replaces,omitempty"` // for Reserve: the ID of a grant to give back first, once. Others that wait go after this request
 	Hold     int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
-	Own      Own      `json:"own,omitzero"`
+	Settings Settings `json:"settings,omitzero"`
 	Paused   int64    `json:"paused,omitempty"` // when operators' pause of the policy or the tenant ends; 0 is no pause
 	Ticket   string   `json:"-"`                // made by TicketName; empty if it does not wait
 	Keys     []string `json:"-"`                // of the scopes, made by ScopeKey
@@ -55,9 +55,9 @@ type Request struct {
 // A Refused is a refusal by the upstream. Durations are microseconds.
 type Refused struct {
 	Wait   int64  `json:"wait"`             // how long nothing is granted
-	Guess  int64  `json:"guess,omitempty"`  // the longest pause, if the upstream did not say how long; else 0
+	Guess  int64  `json:"guess,omitempty"`  // the longest pause to guess if the upstream did not say how long; else 0
 	Adapt  bool   `json:"adapt,omitempty"`  // whether the scopes adapt
-	Tenant string `json:"tenant,omitempty"` // the one that was refused
+	Tenant string `json:"tenant,omitempty"` // whose call was refused
 	Cause  string `json:"cause,omitempty"`  // the upstream's word for it; empty if that is unknown
 	By     string `json:"by,omitempty"`     // which limiter reported it
 }
@@ -69,17 +69,17 @@ type Left struct {
 	Reset int64  `json:"reset"` // us from now; in an answer, when that is
 }
 
-// Own is what differs for a tenant. Lines keep it as a text, as calls carry it.
-type Own struct {
+// Settings hold what differs for one tenant. Lines keep them as a text, as calls carry them.
+type Settings struct {
 	Windows map[string][4]int64 `json:"windows,omitempty"` // parameters, by names and kinds of windows that differ
 	Paused  int64               `json:"paused,omitempty"`  // no ticket leaves the line before
 	Free    bool                `json:"free,omitempty"`    // tickets leave the line at once, uncharged
 }
 
 // MarshalText implements encoding.TextMarshaler.
-func (o Own) MarshalText() ([]byte, error) {
-	type fields Own
-	return json.Marshal(fields(o))
+func (s Settings) MarshalText() ([]byte, error) {
+	type fields Settings
+	return json.Marshal(fields(s))
 }
 
 // A Place says where in a line the request waits, and under which conditions it joins.

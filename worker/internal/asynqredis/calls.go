@@ -25,7 +25,7 @@ const (
 type Call struct {
 	Verb string // its kind, such as Dequeue; empty if the command is no such call
 	Ref
-	Args []any // the arguments after the keys: those of Retry and Archive begin with the task's ID and its message
+	Args []any // the arguments after the keys: for Retry and Archive they begin with the task's ID and its message
 }
 
 // shapes lists the first keys of asynq's calls, without the prefix "asynq:{QUEUE}:". "t:" stands for

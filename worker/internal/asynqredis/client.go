@@ -123,7 +123,7 @@ func (c *Client) Identity(ctx context.Context) (string, error) {
 // prefix returns the common prefix of a queue's keys.
 func prefix(queue string) string { return "asynq:{" + queue + "}:" }
 
-// keys returns keys of a queue. The names are what follows the prefix.
+// keys returns keys of a queue. A name is the part of a key after the prefix.
 func keys(queue string, names ...string) (all []string) {
 	for _, name := range names {
 		all = append(all, prefix(queue)+name)

@@ -30,7 +30,7 @@ const (
 	tickLayout   = "20060102T150405Z"
 )
 
-// Name returns the firing's name among those of its batch, such as 20260102T020000Z.
+// Name returns the firing's name, unique in its batch, such as 20260102T020000Z.
 func (f Firing) Name() string { return f.Tick.UTC().Format(tickLayout) }
 
 // IDs returns the prefix of the IDs of the firing's tasks. Their indexes follow it.
@@ -51,7 +51,7 @@ func FiringOf(task Ref) (f Firing, index int, ok bool) {
 	return f, index, index >= 0 && f.ID(index) == task.ID
 }
 
-// IsReport reports whether a task is the one that reports on a firing.
+// IsReport reports whether a task is a firing's report.
 func IsReport(task Ref) bool {
 	_, _, member := FiringOf(task)
 	return !member && strings.HasPrefix(task.ID, firingPrefix)
@@ -89,13 +89,13 @@ type Schedule struct {
 	Open []Firing  // the firings that have not ended
 }
 
-// Schedule reads the Schedule of a batch. `ticks` is the text of its present one, of which Last is.
-func (c *Client) Schedule(ctx context.Context, queue, batch, ticks string) (s Schedule, err error) {
+// Schedule reads the Schedule of a batch. Last is by its present schedule, which `text` is the text of.
+func (c *Client) Schedule(ctx context.Context, queue, batch, text string) (s Schedule, err error) {
 	if s.Now, err = c.redis.Time(ctx).Result(); err != nil {
 		return s, err
 	}
 	f := Firing{Queue: queue, Batch: batch}
-	if last, err := c.redis.HGet(ctx, f.batchKey(":last"), ticks).Int64(); err == nil {
+	if last, err := c.redis.HGet(ctx, f.batchKey(":last"), text).Int64(); err == nil {
 		s.Last = time.Unix(last, 0)
 	} else if !errors.Is(err, redis.Nil) {
 		return s, err
@@ -115,14 +115,14 @@ func firings(queue, batch string, names []string) (all []Firing) {
 	return all
 }
 
-// Fire decides the `ticks` of a batch later than after, up to upTo. Of these f fires, unless its tick is zero.
-// If after and upTo are zero, f fires by hand. If alone is true, f is skipped while another firing of the
+// Fire decides the ticks of a batch later than after, up to upTo. Of these f fires, unless its tick is zero.
+// The schedule is a text. If after and upTo are zero, f fires by hand. If alone is true, f is skipped while another firing of the
 // batch has not ended. The result is above 0 if f fires, below 0 if it was skipped, and 0 if none fires or
 // another scheduler has decided.
-func (c *Client) Fire(ctx context.Context, f Firing, ticks string, after, upTo time.Time, alone bool) (int, error) {
+func (c *Client) Fire(ctx context.Context, f Firing, schedule string, after, upTo time.Time, alone bool) (int, error) {
 	all := []string{f.batchKey(""), f.batchKey(":firings"), f.batchKey(":last")}
 	return c.run(ctx, "batch_fire", f.Queue, all,
-		after.Unix(), upTo.Unix(), keptSeconds, alone, f.Name(), f.Tick.Unix(), ticks).Int()
+		after.Unix(), upTo.Unix(), keptSeconds, alone, f.Name(), f.Tick.Unix(), schedule).Int()
 }
 
 // Firings returns the newest n firings of a batch, the newest first. n must be above 0.
@@ -139,7 +139,7 @@ func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.
 }
 
 // Update writes fields of a firing, names and values in turn, and returns what is wanted of it. It ends no firing that
-// is to retry, nor clears held while `again` is 1. A value whose name begins with ":" gets a key of its own, for Kept.
+// is to retry, nor clears `aside` while `again` is 1. A value whose name begins with ":" gets a key of its own, for Kept.
 func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...any) (want string, err error) {
 	return c.write(ctx, f, holder, "", fields...)
 }
@@ -197,7 +197,7 @@ func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) 
 
 // What Move does with tasks of a firing.
 const (
-	SetAside    = "hold"    // sets waiting tasks aside, so that none of them starts
+	SetAside    = "aside"   // sets waiting tasks aside, so that none of them starts
 	Release     = "release" // makes waiting tasks join their lines soon, unless they are in line
 	Delete      = "delete"  // deletes waiting tasks, and counts them as cancelled
 	RetryFailed = "retry"   // makes archived tasks wait again, with all their retries

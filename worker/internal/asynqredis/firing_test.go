@@ -125,8 +125,8 @@ func TestAFiringThatIsPausedWhileItResumesJoinsAgain(t *testing.T) {
 				s.ok(expect.ErrOf(s.Want(s.Context(), nightly, "pause")))
 				s.ok(expect.ErrOf(s.Want(s.Context(), nightly, "run")))
 			}
-			s.ok(expect.ErrOf(s.Update(s.Context(), nightly, holder, "held", 0)))
-			s.wantFields([]string{held}, "held")
+			s.ok(expect.ErrOf(s.Update(s.Context(), nightly, holder, "aside", 0)))
+			s.wantFields([]string{held}, "aside")
 		}
 	})
 }
@@ -286,7 +286,7 @@ func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
 		want("pause")
 		starts(false, 0)
 		want("run")
-		s.wantFields([]string{"1"}, "held") // so that all of them join again
+		s.wantFields([]string{"1"}, "aside") // so that all of them join again
 		s.ok(s.Move(s.Context(), nightly, asynqredis.Release, []int{0, 1}))
 		s.redis.HSet(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z", "closes", time.Now().Unix())
 		starts(false, 2)

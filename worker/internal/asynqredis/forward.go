@@ -15,7 +15,7 @@ type DueTask struct {
 	Mark    string // of its join, "" if it has joined no line; or FrontMark
 }
 
-// Due returns up to n due tasks of a queue: those to be retried if retried is true, scheduled ones otherwise.
+// Due returns up to n due tasks of a queue: tasks to retry if retried is true, scheduled ones otherwise.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) (due []DueTask, err error) {
 	set := "scheduled"
 	if retried {
@@ -29,7 +29,7 @@ func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) (du
 	return due, err
 }
 
-// A Move is what becomes of a waiting task.
+// A Move tells what to do with a waiting task.
 type Move struct {
 	ID      string
 	JoinKey string    // the task moves if it is scheduled by a join with this key; "": if it is due; or AnyKey

@@ -46,7 +46,7 @@ func (m Message) IsLastAttempt() bool { return m.Retried() >= m.number(fieldRetr
 // Denied reports whether the last error is no failure of the task: a denial, or why the task waits in line.
 func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }
 
-// Payload is what the task's handler gets.
+// Payload is the payload that the task's handler gets.
 func (m Message) Payload() []byte {
 	return last(m, fieldPayload, protowire.BytesType, protowire.ConsumeBytes)
 }

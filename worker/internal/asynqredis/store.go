@@ -24,7 +24,7 @@ const (
 )
 
 // Store stores tasks of one queue, before they join a line, as scheduled and ready to be picked. At forwardAt
-// forward looks at those that are still scheduled. It returns a result for each task, in order.
+// forward looks at tasks that are still scheduled. It returns a result for each task, in order.
 func (c *Client) Store(
 	ctx context.Context, queue, line string, tasks []EnqueueCall, forwardAt time.Time,
 ) ([]int64, error) {

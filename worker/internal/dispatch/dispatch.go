@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// troubleTimeout bounds calls that clean up.
-const troubleTimeout = 5 * time.Second
+// cleanUpTimeout bounds calls that clean up.
+const cleanUpTimeout = 5 * time.Second
 
 // Config configures New. All fields are required.
 type Config struct {
@@ -40,7 +40,7 @@ type Config struct {
 	Tasks  *asynqredis.Client // of the server's connection
 }
 
-// A Verdict is what was decided about a task before it has a slot: its ticket was taken, or it reserved. If neither
+// A Verdict is the decision about a task before it has a slot: its ticket was taken, or it reserved. If neither
 // Granted nor Queued, the ticket was taken uncharged: nothing is decided. If Queued, it has joined the line.
 type Verdict struct {
 	throttle.TakenTicket           // or what Reserve has decided, in the same form
@@ -161,8 +161,8 @@ func (d *Dispatcher) inBackground(run func()) {
 // RetryInBackground makes a call in the background, and repeats it for ten seconds while it fails.
 func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 	d.inBackground(func() {
-		for end, pause := time.Now().Add(2*troubleTimeout), (outage.Backoff{}); ; {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
+		for end, pause := time.Now().Add(2*cleanUpTimeout), (outage.Backoff{}); ; {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), cleanUpTimeout)
 			err := do(ctx)
 			cancel()
 			if err == nil || d.ctx.Err() != nil || time.Now().After(end) {

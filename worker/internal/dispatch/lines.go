@@ -35,11 +35,11 @@ var never = time.Unix(math.MaxInt32*1000, 0) // a time that does not come
 // A queueSet is the queues that are asked together: all of them, or one with strict priorities.
 type queueSet struct {
 	queues []string
-	takes  []string // the queues that a take names: these, and those of more important sets
+	takes  []string // the queues that a take names: these, and the queues of more important sets
 
 	goesFirst bool // its pending tasks go before less important sets: its queues are looked at in every round
 
-	sinceTurn   int              // tasks from lines, less those that turns of pending tasks have made up for
+	sinceTurn   int              // tasks from lines, less the ones that turns of pending tasks have made up for
 	lines       map[string]*line // by name
 	lookAt      time.Time        // when to look for pending tasks again, after there were none
 	virtualTime float64          // the start tag of the line whose turn was last
@@ -80,7 +80,7 @@ func (d *Dispatcher) dueAt(l *line) time.Time {
 	return latest(l.askAt, l.backoff.Until, d.backoff.Until)
 }
 
-// before reports whether a line's turn comes before that of another one of its set. Each line is fair
+// before reports whether a line's turn comes before another's of its set. Each line is fair
 // between its tenants. The lines of all policies, and of their shards, share this server's slots so that all
 // tenants get theirs: the line goes first whose tenants have had the least (start-time fair queueing, Goyal
 // et al., 1996). Here weights count for tenants of shards alone: the others are equals.

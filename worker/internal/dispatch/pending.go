@@ -52,7 +52,7 @@ func (set *queueSet) draw(priorities map[string]int) []string {
 }
 
 // dequeue makes pending tasks of a queue ready, and reserves for them. The same call tells Redis which lines
-// this server watches, and returns those of the queue's lines that no server watches: they are asked now.
+// this server watches, and returns the queue's lines that no server watches: they are asked now.
 func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) bool {
 	call := d.Tasks.NewCall()
 	found := insist(d.ctx, d, func(ctx context.Context) (asynqredis.DequeueReply, error) {

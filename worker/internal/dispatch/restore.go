@@ -34,7 +34,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 // restoreTask puts back a task that has no slot, and its ticket, if that was charged, to its position. The
 // ticket of a denied one stays in line. The task of one that was taken uncharged is due at once, and joins in front.
 func (d *Dispatcher) restoreTask(task Task) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), troubleTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), cleanUpTimeout)
 	defer cancel()
 	verdict, now := task.Verdict, time.Now()
 	r := asynqredis.RestoreOptions{Ref: task.Ref, CallKey: task.CallKey, Mark: asynqredis.KeptMark}

@@ -60,7 +60,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 }
 
 // openQueues returns the queues to take from for a set, as the limiter knows them, with their priorities:
-// its own, and the more important ones, without those that are paused.
+// its own, and the more important ones, without the paused ones.
 func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 	identity, err := d.Tasks.Identity(d.ctx)
 	if err != nil {
@@ -124,7 +124,7 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 }
 
 // giveBack gives the units of tickets back in the background, and asks their line again: other tickets may fit.
-// give is Line.PutBack for those that go back to their positions, or Line.Refund for those that leave.
+// give is Line.PutBack for tickets that go back to their positions, or Line.Refund for tickets that leave.
 func (d *Dispatcher) giveBack(
 	give func(*throttle.Line, context.Context, []throttle.TakenTicket) error, line string, tickets ...throttle.TakenTicket,
 ) {

@@ -1,4 +1,4 @@
-// Package outage is what a worker does about a Redis that does not answer: it logs it, and waits briefly.
+// Package outage handles a Redis that does not answer: it logs the outage, and delays the next attempt.
 package outage
 
 import (
@@ -60,7 +60,7 @@ func (o *Log) Failed(err error, details ...any) {
 	o.logged = now
 }
 
-// Answered notes that Redis has answered, and how far its clock is behind that of an earlier answer.
+// Answered notes that Redis has answered, and how far its clock is behind an earlier answer's.
 func (o *Log) Answered(behind time.Duration, details ...any) {
 	if behind > tolerance {
 		o.Failed(fmt.Errorf("the clock of Redis was set back by %v: windows stand still until it has caught up", behind), details...)

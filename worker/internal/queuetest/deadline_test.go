@@ -96,14 +96,14 @@ func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
 
 // So does a task that no policy matches, if a call of its handler is denied until then.
 func TestATaskWhoseCallsAreDeniedUntilItsDeadlineFailsOnce(t *testing.T) {
-	sitetest.Bubble(t, sitetest.Shared(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
+	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
 		s.SetPolicy(func(p *throttle.Policy) { p.Match = nil }, s.Limiter)
 		s.Fill("acme")
-		s.Enqueue(sitetest.AcmeTask(), asynq.MaxRetry(3), asynq.Deadline(time.Now().Add(10*time.Minute)))
+		s.Enqueue(sitetest.AcmeTask(), asynq.MaxRetry(3), asynq.Deadline(time.Now().Add(4*time.Minute)))
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			return expect.ErrOf(worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "api", MaxWait: -1}))
 		}, sitetest.Calm)
-		time.Sleep(2 * time.Hour)
+		time.Sleep(20 * time.Minute)
 		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
 	})
 }

@@ -49,7 +49,7 @@ func New(c Config) (*Caller, error) {
 	return caller, err
 }
 
-// An Error says why a call failed, and whether it is worth another try.
+// An Error describes why a call failed, and whether it is worth another try.
 type Error struct {
 	RetryAfter time.Duration // for how long the upstream wants no other try; 0 if it did not say
 	Retryable  bool

@@ -48,7 +48,7 @@ type work struct {
 	policy  throttle.Policy
 	request throttle.Request
 	result  jobs.Result // as far as it is known
-	used    int         // retries, those of earlier drains included
+	used    int         // retries, with the retries of earlier drains
 
 	refusedSince time.Time // the first refusal by the upstream after the last other failure; zero if there was none
 }
@@ -172,7 +172,7 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 	return flows, nil
 }
 
-// begunKey returns the key of a hash. Of each job whose call began it has the retries that are used if the drain dies
+// begunKey returns the key of a hash: for each job whose call began, how many retries count as used if the drain dies
 // during that call.
 func (d *Drain) begunKey() string {
 	return d.Limiter.Config().Prefix + "sluice:{run:" + d.Name + "}:begun"

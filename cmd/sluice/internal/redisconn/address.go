@@ -148,7 +148,7 @@ func withPort(host, port string) string {
 
 // TLS names PEM files. Without a CA the system's certificates decide whether a server is trusted.
 type TLS struct {
-	CA   string // the certificates of those who may sign the server's
+	CA   string // certificates of the authorities that may sign the server's
 	Cert string // the client's certificate
 	Key  string // of Cert
 }

@@ -8,7 +8,7 @@
 --               weight in thousandths; empty for a request without a place in line
 --   5 more      fields, as JSON; empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
--- request.go says what each verb does. The tags of Request there are the fields of a request, those of
+-- request.go describes each verb. The tags of Request there are the fields of a request, those of
 -- Answer in reply.go the fields of a reply. Times are in us.
 --
 -- reply  for every request these values. Windows follow for reserve, exempt, observe, peek, expect and
@@ -25,7 +25,7 @@
 --             renew                      a lease is lost
 --             settle                     nothing changes
 --             leave, refresh, expect     nothing waits there
---             pause                      no scope learns anything
+--             pause                      no scope learns anything new (`pause` in upstream.lua)
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --
 -- Keys, after the prefix P of the policy:
@@ -107,8 +107,8 @@ local all, scope_of = call.windows, call.scope_of
 for from = first, #argv, stride do
   count = count + 1
   local r, failed = requests and requests[count] or read_request(call, argv, from), nil
-  local op, own = r.op, r.own and windows.own_parameters(call, r.own)
-  for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, own) end
+  local op, settings = r.op, r.settings and windows.settings_of(call, r.settings)
+  for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
   if r.paused and r.paused <= now then r.paused = nil end

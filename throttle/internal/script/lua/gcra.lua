@@ -1,8 +1,8 @@
 -- gcra.lua: `burst` units at once, then one unit every period/limit.
--- Source: the generic cell rate algorithm (ITU-T I.371, the virtual scheduling form),
--- kept as the level of a leaky bucket in integers: no rounding error ever adds up.
+-- Source: the generic cell rate algorithm (ITU-T I.371, the continuous-state leaky bucket form),
+-- in integers: no rounding error ever adds up.
 --
---   parameters  p1 burst (units at once), p2 span (us), p3 drain (units a span), reduced
+--   parameters  p1 burst (units at once), p2 span (us), p3 drain (units a span); p3/p2 is in lowest terms
 --   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, parts < span
 --
 -- The level is two numbers, as burst x span can be far above 2^53, up to which doubles are exact.

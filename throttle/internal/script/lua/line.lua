@@ -1,6 +1,6 @@
 -- line.lua: the waiting line of a policy, as Redis keeps it.
 --
--- docs/explanation/line.md says what flows, nodes and tags are. At a node of several tenants flows
+-- docs/explanation/line.md explains flows, nodes and tags. At a node of several tenants flows
 -- wait by tag (line_fair.lua), at a tenant's own by the rank of their first ticket. The node that all
 -- share is ROOT. Nodes, tags and V belong to one queue. Windows are counted for all queues together.
 --
@@ -20,17 +20,17 @@
 --                costs      empty for "requests=1"
 --                key        then ":SINCE" if that was given, and "+N" if window N delayed it for longest
 --   f          hash: flow "QUEUE|VALUES" ->
---              "tickets units weight tag suffix rank tenant suffixes;own"
+--              "tickets units weight tag suffix rank tenant suffixes;settings"
 --                units      the text of line_units.lua
 --                weight     in thousandths
 --                tag        of its tenant at ROOT, if no window counts by other attributes; else 0
 --                suffix     of the node where it waits, and
 --                rank       of its first ticket there; both are "-" if it waits nowhere
 --                suffixes   of its scopes, narrow to broad, joined by "+"
---                own        the tenant's own parameters (windows.lua)
+--                settings   the tenant's own parameters (windows.lua)
 --   f:FLOW     sorted set: the tickets of a flow by rank
 --   n:NODE     sorted set: the flows that wait at a node, by tag or rank, as members "RANK FLOW":
---              RANK, that of the first ticket, is the order of flows with equal tags
+--              RANK, of its first ticket, is the order of flows with equal tags
 --   m:NODE     sorted set: "TENANT RANK FLOW" of all flows, if n:NODE has the first one of each tenant only: at a
 --              node of several tenants, if attributes count besides the tenant
 --   d:QUEUE    sorted set: suffixes of nodes by the time at which their first flow may fit (us)
@@ -58,7 +58,7 @@
 --
 -- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no attribute but the
 -- tenant counts, nor did in a call that put waiting flows where they stand. call.batches is true if batches wait
--- or join. In a take of several sides, L.order is the table of line_order.lua.
+-- or join. In a take, if batches wait or several queues do, L.order is the table of line_order.lua.
 
 local function new_line(call)
   local P, now = call.P, call.now
@@ -177,7 +177,7 @@ local function new_line(call)
     return name == flow.queue and flow or L.flow_of(name .. flow.values)
   end
 
-  function L.new_flow(id, weight, tenant, suffixes, own_text)
+  function L.new_flow(id, weight, tenant, suffixes, settings_text)
     local queue, list, n = match(id, '^([^|]*)'), {nil, nil}, 0
     for suffix in gmatch(suffixes, '[^+]+') do
       n = n + 1
@@ -187,7 +187,7 @@ local function new_line(call)
       id = id, queue = queue, values = sub(id, #queue + 1), batch = byte(queue, -1) == 33,
       n = 0, same = false, units = false, -- line_units.lua
       weight = weight, tag = 0, tenant = tenant, suffixes_text = suffixes, suffixes = list,
-      own_text = own_text, own = windows.own_parameters(call, own_text),
+      settings_text = settings_text, settings = windows.settings_of(call, settings_text),
       changed = false, suffix = nil, rank = nil, score = nil, opened = false,
       stored_suffix = nil, stored_rank = nil,
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
@@ -210,9 +210,9 @@ local function new_line(call)
     if flow then return flow end
     local record = L.read('f', id)
     if not record then return nil end
-    local n, units, weight, tag, suffix, rank, tenant, suffixes, own =
+    local n, units, weight, tag, suffix, rank, tenant, suffixes, settings =
       match(record, '^(%d+) (%S+) (%d+) (%S+) (%S+) (%S+) (%S+) ([^ ;]+);(.*)$')
-    flow = L.new_flow(id, weight + 0, tenant, suffixes, own)
+    flow = L.new_flow(id, weight + 0, tenant, suffixes, settings)
     flow.n, flow.tag = n + 0, tag + 0
     line_units.parse(call, flow, units)
     if suffix ~= '-' then

@@ -5,7 +5,7 @@
 -- next ticket fits, so their appointments are SPACING apart.
 --
 -- `since` of a queue's record is the time since which every take has left tickets that fit, 0 if the last
--- one did not. `taken` is the number of tickets taken since then, in about a minute.
+-- one did not. `taken` is the number of tickets taken since then, about: after a minute the older half is forgotten.
 
 local appointments = {
   SPACING = 7000,   -- us between appointments
@@ -22,8 +22,8 @@ function appointments.kept(q, now) return now - q.asked < (q.claims and 2000000 
 function appointments.nudge(q, now, time)
   if q.claims then return 0 end -- their process asks in time
   local since, spacing = now - appointments.FORGET, appointments.SPACING
-  local kept = q.last >= since and not (q.first < since and q.asked < q.first)
-  if kept and q.first <= max(time, now) + spacing then return 0 end
+  local reliable = q.last >= since and not (q.first < since and q.asked < q.first) -- or the first one was missed
+  if reliable and q.first <= max(time, now) + spacing then return 0 end
   -- One server wakes, so that the next tickets need not wake others.
   q.first, q.last, q.changed = now, now, true
   return 1
@@ -66,6 +66,6 @@ end
 function appointments.slot_at(q, now, flow, position)
   local span = now - q.since
   if q.claims or q.since == 0 or span < 1000000 or q.taken < 10 then return 0 end
-  local ahead = min(q.n, position * q.weights / flow.weight) -- tickets, those of others by their shares
+  local ahead = min(q.n, position * q.weights / flow.weight) -- tickets: its own, and others' by their shares
   return now + floor(ahead * span / q.taken)
 end

@@ -19,7 +19,7 @@ local function new_join(L)
   local function flow_for(r)
     local flow = L.flow_of(r.flow)
     if flow and flow.n > 0 then return flow end
-    return L.new_flow(r.flow, r.weight + 0, r.tenant, concat(r.suffixes, '+'), r.own or '')
+    return L.new_flow(r.flow, r.weight + 0, r.tenant, concat(r.suffixes, '+'), r.settings or '')
   end
 
   -- prefetch reads what these requests need of the line, by few commands.
@@ -114,8 +114,8 @@ local function new_join(L)
       if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
         for i = 1, #r.suffixes do
           local suffix = r.suffixes[i]
-          local own = ticket_flow and ticket_flow.n == 1 and ticket_flow.queue == name and ticket_flow.suffix
-          if L.count_flows(name .. '|' .. suffix) > (own == suffix and 1 or 0) then return true end
+          local alone = ticket_flow and ticket_flow.n == 1 and ticket_flow.queue == name and ticket_flow.suffix
+          if L.count_flows(name .. '|' .. suffix) > (alone == suffix and 1 or 0) then return true end
         end
       end
     end
@@ -132,9 +132,9 @@ local function new_join(L)
     return expected(flow_for(r), list, at, windows.costs_of(call, r.costs_text), nil, true, fits)
   end
 
-  -- stands returns expected, latest and binds of the request's ticket, or of its flow's last ticket if the request
-  -- has none; nil if that ticket does not wait.
-  local function stands(r, list, at, fits)
+  -- expect_ticket returns expected, latest and binds of the request's ticket, or if it has none of the last ticket
+  -- of its flow; nil if that ticket does not wait.
+  local function expect_ticket(r, list, at, fits)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return nil end
     L.flush()
@@ -150,14 +150,14 @@ local function new_join(L)
     return with_slots(flow, behind, low, high, binds)
   end
 
-  -- refresh sets a flow's weight and own parameters to the request's.
+  -- refresh sets a flow's weight and settings to the request's.
   local function refresh(r)
     local flow = L.flow_of(r.flow)
-    if not flow or flow.n == 0 or flow.weight == r.weight + 0 and flow.own_text == (r.own or '') then return end
+    if not flow or flow.n == 0 or flow.weight == r.weight + 0 and flow.settings_text == (r.settings or '') then return end
     local q = L.queue_of(flow.queue)
     q.weights, q.changed = max(0, q.weights + r.weight - flow.weight), true
-    flow.weight, flow.own_text, flow.changed = r.weight + 0, r.own or '', true
-    flow.own = windows.own_parameters(call, flow.own_text)
+    flow.weight, flow.settings_text, flow.changed = r.weight + 0, r.settings or '', true
+    flow.settings = windows.settings_of(call, flow.settings_text)
     if flow.suffix then places().due_by(flow.queue, flow.suffix, now) end
   end
 
@@ -183,7 +183,7 @@ local function new_join(L)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
     if name == r.flow then
-      local low, high, binds = stands(r, list, at, nil)
+      local low, high, binds = expect_ticket(r, list, at, nil)
       if low then return 6, now, low, high, binds end
     end
     list, at = resumed(r, list, at)
@@ -210,7 +210,7 @@ local function new_join(L)
 
   return {
     ticket = L.ticket, prefetch = prefetch, flow_name = L.flow_name, join = join, granted = granted,
-    somebody_waits = somebody_waits, expect = expect, stands = stands, take_back = take_back,
+    somebody_waits = somebody_waits, expect = expect, expect_ticket = expect_ticket, take_back = take_back,
     refresh = refresh, waits_at = waits_at, places = places, finish = L.finish,
   }
 end

@@ -1,9 +1,9 @@
 -- line_order.lua: who goes first at a scope: queues and classes.
 --
--- A side is the tickets of one class in one queue. docs/explanation/line.md says how sides share a
+-- A side is the tickets of one class in one queue. docs/explanation/line.md explains how sides share a
 -- scope, and how a batch is spread. Besides:
 --
--- A side that begins to wait starts at V, the least tag of those that wait. A batch starts one
+-- A side that begins to wait starts at V, the least tag of all waiting sides. A batch starts one
 -- ticket later, so that live tickets go first.
 --
 -- Of the sides of a take, the least tag at ROOT is served. While it waits for a window, no side behind it passes.
@@ -184,7 +184,7 @@ local function new_order(L, names, strict)
     if standings.loaded then return standings, standings.entries[flow.queue] end
   end
 
-  -- waits tells whether an entry's side waits at the scope now. A tenant's flow that had room there in
+  -- waits returns whether an entry's side waits at the scope now. A tenant's flow that had room there in
   -- this call, and waits at ROOT by now, still wants it.
   local function waits(standings, e)
     local suffix = standings.scope.suffix
@@ -198,7 +198,7 @@ local function new_order(L, names, strict)
     return strict and a.side.of_take and a.side.q.priority > b.side.q.priority
   end
 
-  -- leave_room adds to `room` the units that a flow leaves to e, which goes before it. tag: that of the flow's side.
+  -- leave_room adds to `room` the units that a flow leaves to e, which goes before it. tag: of the flow's side.
   local function leave_room(room, standings, e, tag)
     local lapses = e.lapses -- until when they are left; 0: none are
     if e.side.of_take then
@@ -296,7 +296,7 @@ local function new_order(L, names, strict)
     for s = #list, 1, -1 do delay = note_grant_at(flow, list[s], costs, delay) end
   end
 
-  -- write writes the tags that have moved. They are kept until the scope's windows are empty.
+  -- write writes the tags that have moved. They are kept for TAGS_MS, or until the scope's windows are empty.
   function order.write()
     for suffix, standings in pairs(all_standings) do
       if standings.changed then

@@ -6,7 +6,7 @@
 -- new_places(L) returns a table of the functions below.
 
 local function new_places(L)
-  local SLOTS = 100000 -- us between looks, for claims, at a full window that holds its units by leases
+  local CLAIMS_LOOK = 100000 -- us between looks, for claims, at a full window that holds its units by leases
   local HEADS = 16     -- how many tickets of a flow are read at once
   local SWEPT = 64     -- the most claims of one process that one call removes
 
@@ -22,7 +22,7 @@ local function new_places(L)
     for _, suffix in ipairs(flow.suffixes) do
       local number = call.numbers[suffix == ROOT and '' or match(suffix, '^w:([^:]*)')]
       if number and suffix ~= ROOT then
-        list[#list + 1] = scopes.open(call, suffix, number, flow.own)
+        list[#list + 1] = scopes.open(call, suffix, number, flow.settings)
       elseif not number then
         flow.foreign = true -- it joined by scopes that the policy has not
       end
@@ -39,7 +39,7 @@ local function new_places(L)
     local st, algorithm = scope.states[i], call.windows[i].algorithm
     local time = cost > 0 and algorithm.fits_at(st, at, cost, ahead, 1) or at
     if time > at and algorithm.opens_at then
-      time = min(algorithm.opens_at(st, at), L.queues[flow.queue].claims and at + SLOTS or MOST)
+      time = min(algorithm.opens_at(st, at), L.queues[flow.queue].claims and at + CLAIMS_LOOK or MOST)
     end
     if not scope.sections then return time end
     return upstream().fits_at(scope, i, at, time, cost, ahead)
@@ -47,16 +47,16 @@ local function new_places(L)
 
   -- blocker returns the first scope without room for the costs, nil if all have room; when it may have room;
   -- and whether the costs exceed what a window can ever hold. A flow whose tenant operators have paused
-  -- waits at a node of the tenant, which is no scope of some policies. If L.order is set, room is left for
+  -- waits at a node of the tenant, even if the policy has no such scope. If L.order is set, room is left for
   -- sides whose turn it is (line_order.lua), until their turn lapses.
   function places.blocker(flow, costs)
     local list, at = places.scopes_of(flow)
-    local order, by_window, own = L.order, costs.windows, flow.own
-    if own and (own.paused or 0) > at then
+    local order, by_window, settings = L.order, costs.windows, flow.settings
+    if settings and (settings.paused or 0) > at then
       local scope = list[1] and list[1].spec.of_tenant and list[1]
-      return scope or {suffix = 'w:tenant:' .. flow.tenant}, own.paused, false
+      return scope or {suffix = 'w:tenant:' .. flow.tenant}, settings.paused, false
     end
-    if own and own.free then return nil, at, false end
+    if settings and settings.free then return nil, at, false end
     for s = 1, #list do -- what never fits does not wait, even for a narrower scope
       for _, i in ipairs(list[s].failed and {} or list[s].spec.windows) do
         if by_window[i] > list[s].states[i].limit then return nil, at, true end
@@ -117,7 +117,7 @@ local function new_places(L)
   end
 
   -- reopen makes the shared nodes due that a flow has passed without taking the room there: at the scope where it
-  -- waits now, `suffix`, only those of other queues.
+  -- waits now, `suffix`, only tickets of other queues.
   function places.reopen(flow, suffix)
     if call.only_tenants then return end
     local list = places.scopes_of(flow)

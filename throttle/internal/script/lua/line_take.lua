@@ -4,7 +4,7 @@
 -- more values a ticket, with n, how many tickets, and kept, what the record of the take will say.
 
 local function new_take(L)
-  local STEPS = 128       -- flows of a side that one call visits and takes nothing from
+  local STEPS = 128       -- flows that one call visits without a grant: of each side, and then of all at ROOT
   local DUE = '128'       -- due nodes of a side that one call visits
   local LOOKS = '32'      -- about how many nodes of a queue one call makes due after limits have changed
   local CHANGES = 1000000 -- us between looks after changes of limits
@@ -35,9 +35,9 @@ local function new_take(L)
     places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
   end
 
-  -- settle lets the first flow of a node wait by another rank and score, at another node, or nowhere. Where a
+  -- move_first lets the first flow of a node wait by another rank and score, at another node, or nowhere. Where a
   -- tenant has several flows, the list is read again, as another one of the tenant may go first now.
-  local function settle(node, flow, suffix, rank, score)
+  local function move_first(node, flow, suffix, rank, score)
     local list = node.list
     table.remove(list, 1)
     L.move(flow, suffix, rank, score)
@@ -46,7 +46,7 @@ local function new_take(L)
     elseif suffix == node.suffix then
       local i = #list
       while i > 0 and (list[i].score > score or list[i].score == score and list[i].rank > rank) do i = i - 1 end
-      -- At the end it stands behind flows that were not read.
+      -- If it is the last one of the list, flows that were not read may go before it.
       if i < #list or not list.full then table.insert(list, i + 1, flow) end
     end
   end
@@ -64,7 +64,7 @@ local function new_take(L)
         local elsewhere = flow.suffix ~= node.suffix and flow.suffix or nil
         local ticket = not elsewhere and places.first_ticket(flow)
         if ticket then return flow, ticket end
-        settle(node, flow, elsewhere, flow.rank, flow.score)
+        move_first(node, flow, elsewhere, flow.rank, flow.score)
       elseif not node.list.more then
         return nil
       end
@@ -75,8 +75,8 @@ local function new_take(L)
   -- uncharged. It adds it to `taken`: its text, when it was granted, and how much each window has counted then. The next
   -- one of its flow then waits. at: the time of the flow's scopes, in which nothing blocks it.
   local function hand_out(root, flow, ticket, taken, at, never)
-    local list, all, scope_of, own = flow.scopes, call.windows, call.scope_of, flow.own
-    local uncharged = #list < #call.scopes or own and own.free
+    local list, all, scope_of, settings = flow.scopes, call.windows, call.scope_of, flow.settings
+    local uncharged = #list < #call.scopes or settings and settings.free
     local status = never and 'never' or uncharged and 'uncharged' or 'granted' -- of take.lua's reply
     if status == 'granted' then
       local id = call.leases and lease_id(call, call.id_base .. format('%06x', taken.n + 1))
@@ -91,14 +91,14 @@ local function new_take(L)
     if flow.foreign then text = text .. ':' .. flow.suffixes_text end
     local kept = taken.kept
     kept[#kept + 1] = text
-    kept[#kept + 1] = format(' %d %s;%s', flow.weight, flow.suffixes_text, flow.own_text) ..
+    kept[#kept + 1] = format(' %d %s;%s', flow.weight, flow.suffixes_text, flow.settings_text) ..
       (at == now and '\n' or format('\t%d\n', at))
     taken[n + 1], taken[n + 2], taken.n = text, at, taken.n + 1
     for i = 1, #all do taken[n + 2 + i] = status == 'granted' and list[scope_of[i]].states[i].used or 0 end
     flow.head, flow.popped = flow.head + 1, flow.popped + 1
     places.forget(flow, ticket.id, ticket.costs)
     local second = flow.n > 0 and places.first_ticket(flow) or nil
-    settle(root, flow, second and ROOT, (second or flow).rank, second and fair.score(root, flow, second.rank))
+    move_first(root, flow, second and ROOT, (second or flow).rank, second and fair.score(root, flow, second.rank))
   end
 
   -- visit looks at the flows of a node, in order. Those that have room there go where they wait next, and
@@ -113,14 +113,14 @@ local function new_take(L)
         places.set_due(node.queue, node.suffix, false)
         return steps
       elseif tag > flow.score then
-        settle(node, flow, node.suffix, flow.rank, tag) -- it has moved since, by a grant at another node
+        move_first(node, flow, node.suffix, flow.rank, tag) -- it has moved since, by a grant at another node
       else
         local blocked, time, never = places.blocker(flow, ticket.costs)
         local suffix = blocked and blocked.suffix or ROOT
         if suffix ~= node.suffix then
           local other = L.node_of(node.queue, suffix)
           flow.opened, other.list = true, nil
-          settle(node, flow, suffix, ticket.rank, fair.score(other, flow, ticket.rank))
+          move_first(node, flow, suffix, ticket.rank, fair.score(other, flow, ticket.rank))
           places.due_by(node.queue, suffix, blocked and time or now)
           if L.order then L.order.moved(suffix) end
           local scope = node.shared and suffix == ROOT and call.open[node.suffix]
@@ -143,8 +143,8 @@ local function new_take(L)
     return steps
   end
 
-  -- open lets the flows of a side that have room where they wait go on to ROOT.
-  local function open(q, taken)
+  -- advance lets a side's flows that have room where they wait go on to the next node without room, or to ROOT.
+  local function advance(q, taken)
     local key, steps = P .. 'd:' .. q.queue, STEPS
     local found = redis.call('ZRANGEBYSCORE', key, '-inf', format('%d', now), 'LIMIT', '0', DUE)
     for i = 1, #found do
@@ -168,7 +168,7 @@ local function new_take(L)
   local function serve(sides, want, taken)
     local left, got, steps = {}, {}, STEPS + want
     for i = 1, #sides do
-      open(sides[i], taken)
+      advance(sides[i], taken)
       if due_now(sides[i]) then left[#left + 1] = sides[i] end
     end
     while left[1] and steps > 0 do
@@ -215,15 +215,15 @@ local function new_take(L)
   local function restore(record)
     local J = new_join(L)
     for ticket in gmatch(sub(record, 32), '[^\n]+') do
-      local id, record, key, tenant, weight, suffixes, own =
+      local id, record, key, tenant, weight, suffixes, settings =
         match(ticket, '^(%S+) (%S+ %S+ (%S+)) (%S+) %l%S* (%S+) ([^;]*);([^\t]*)')
       if not L.read('t', id) then
         local values, costs, rank = L.ticket(id, record)
         local flow_id = match(id, '^[^/]*') .. values
-        local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, own)
+        local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, settings)
         J.join({
           ticket = id, flow = flow_id, queue = flow.queue, weight = weight + 0, tenant = tenant,
-          suffixes = flow.suffixes, own = own, costs_text = costs, key = key, rank = rank,
+          suffixes = flow.suffixes, settings = settings, costs_text = costs, key = key, rank = rank,
         }, places.scopes_of(flow))
       end
     end

@@ -41,9 +41,9 @@ local function add_writing(L)
     moved[flow.id] = flow
   end
 
-  -- stand notes the score of a flow at a node; false: it leaves. Where a tenant may have several flows, these
+  -- note_score notes the score of a flow at a node; false: it leaves. Where a tenant may have several flows, these
   -- stand in m:NODE, and flush puts the first one into n:NODE.
-  local function stand(flow, suffix, rank, score)
+  local function note_score(flow, suffix, rank, score)
     local key, member = flow.queue .. '|' .. suffix, rank .. ' ' .. flow.id
     local node = not call.only_tenants and L.node_of(flow.queue, suffix)
     if node and node.shared then
@@ -74,8 +74,8 @@ local function add_writing(L)
     for _, flow in pairs(moved) do
       local suffix, rank, stored = flow.suffix, flow.rank, flow.stored_suffix
       local elsewhere = stored ~= suffix or rank ~= flow.stored_rank
-      if stored and elsewhere then stand(flow, stored, flow.stored_rank, false) end
-      if suffix then stand(flow, suffix, rank, flow.score) end
+      if stored and elsewhere then note_score(flow, stored, flow.stored_rank, false) end
+      if suffix then note_score(flow, suffix, rank, flow.score) end
       flow.changed = flow.changed or elsewhere
       flow.stored_suffix, flow.stored_rank = suffix, rank
     end
@@ -88,7 +88,7 @@ local function add_writing(L)
     changes = {}
   end
 
-  -- count_flows returns how many flows wait at a node, at least: those of only_tenants are in n:NODE alone.
+  -- count_flows returns a lower bound of the flows at a node: calls with only_tenants write n:NODE alone.
   function L.count_flows(key)
     local n = redis.call('ZCARD', P .. 'n:' .. key)
     return (n == 0 or call.only_tenants) and n or max(n, redis.call('ZCARD', P .. 'm:' .. key))
@@ -105,7 +105,7 @@ local function add_writing(L)
       elseif flow.changed then
         L.write('f', id, format('%d %s %d %.17g ', flow.n, line_units.text(flow), flow.weight, flow.tag) ..
           (flow.suffix or '-') .. ' ' .. (flow.rank or '-') .. ' ' .. flow.tenant ..
-          ' ' .. flow.suffixes_text .. ';' .. flow.own_text)
+          ' ' .. flow.suffixes_text .. ';' .. flow.settings_text)
       end
     end
   end

@@ -15,14 +15,14 @@ local SOON = 100000 -- us in which tickets that wait for slots may leave
 
 local function resumed(r, list, at)
   if not r.paused then return list, at end
-  local later, own = {}, r.own and windows.own_parameters(call, r.own)
-  for s = 1, own and own.free and 0 or #list do later[s] = scopes.later(list[s], r.paused) end -- a free one never waits
+  local later, settings = {}, r.settings and windows.settings_of(call, r.settings)
+  for s = 1, settings and settings.free and 0 or #list do later[s] = scopes.later(list[s], r.paused) end -- free: no scopes
   return later, r.paused
 end
 
 local function too_late(r, expected, latest, earliest)
   local now = call.now
-  -- If the latest start is unknown, only a max_wait of 1 us or less, or one that a pause exceeds, refuses.
+  -- If the latest start is unknown, only a pause refuses, or a max_wait of 1 us or less: that means now or never.
   local wait = latest > 0 and latest - now or max(min(expected - now, 2), (r.paused or now) - now)
   if r.max_wait and wait > r.max_wait then return 4 end
   if r.deadline and earliest - now > r.deadline then return 7 end

@@ -19,7 +19,7 @@
 --                                  st.lease and st.hold, with release, as in concurrency.lua
 --   fits_at(st, now, cost, ahead, each) -> time >= now
 --                                  the earliest time from which on `cost` units fit if `ahead` units
---                                  go first, in tickets of `each` (1: any); it only reads
+--                                  go first, in tickets of `each` (1: any); it charges nothing
 --   charge(st, now, cost, hold, id) counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id)
 --                                  gives back units that were taken at `at` and still count
@@ -42,10 +42,10 @@ local FORMAT = '\1'
 
 -- load_window reads a window's state from its payload, by the policy's parameters or the tenant's own.
 local function load_window(scope, i, data, from, to)
-  local window, own = scope.call.windows[i], scope.own
+  local window, settings = scope.call.windows[i], scope.settings
   local p1, p2, p3 = window.p1, window.p2, window.p3
-  own = own and own.windows[window.head]
-  if own then p1, p2, p3 = own[1], own[2], own[3] end
+  settings = settings and settings.windows[window.head]
+  if settings then p1, p2, p3 = settings[1], settings[2], settings[3] end
   local st, clock_off = window.algorithm.load(p1, p2, p3, window.p4, scope.now, data, from, to)
   if clock_off then
     scope.failed = 'SLUICE_CLOCK window ' .. window.name ..
@@ -97,7 +97,7 @@ local function reload(scope, now)
   end
 end
 
--- read reads the values that are not known yet into call.raw, by one command. Most are those of scopes.
+-- read reads the values that are not known yet into call.raw, by one command. Most are values of scopes.
 local function read(call, suffixes)
   local P, raw, unread, keys, n = call.P, call.raw, {nil}, {nil}, 0
   for i = 1, #suffixes do
@@ -112,15 +112,15 @@ local function read(call, suffixes)
   for i = 1, n do raw[unread[i]] = values[i] end
 end
 
--- open(call, suffix, number, own) -> the scope of that key, with the windows' states. Its `spec` is
--- call.scopes[number]. own are the tenant's own parameters by window, or nil: only scopes of the tenant have
+-- open(call, suffix, number, settings) -> the scope of that key, with the windows' states. Its `spec` is
+-- call.scopes[number]. settings are the tenant's own parameters, or nil: only scopes of the tenant have
 -- them.
-local function open(call, suffix, number, own)
+local function open(call, suffix, number, settings)
   local scope, spec = call.open[suffix], call.scopes[number]
-  if not spec.of_tenant then own = nil end
+  if not spec.of_tenant then settings = nil end
   if scope then
-    if scope.own ~= own then
-      scope.own = own
+    if scope.settings ~= settings then
+      scope.settings = settings
       reload(scope, scope.now)
     end
     return scope
@@ -129,7 +129,7 @@ local function open(call, suffix, number, own)
   local raw = call.raw[suffix]
   -- Eight fields: `failed`, the ninth, which few scopes get, makes the table twice as large.
   scope = {
-    call = call, suffix = suffix, spec = spec, own = own, now = call.now, states = {nil, nil},
+    call = call, suffix = suffix, spec = spec, settings = settings, now = call.now, states = {nil, nil},
     changed = false, sections = nil,
   }
   call.open[suffix] = scope
@@ -143,7 +143,7 @@ local function open(call, suffix, number, own)
   return scope
 end
 
--- section returns a section that ends with `first`, the beginning of its payload. size: of the whole payload.
+-- section returns a section up to `first`, the first part of its payload: callers append the rest. size: of all parts.
 local function section(expires, head, first, size)
   local low, mid = size % 256, size % 65536
   return pack_time(expires) .. char((size - mid) / 65536, (mid - low) / 256, low, #head) .. head .. first

@@ -3,7 +3,7 @@
 --
 -- KEYS and the beginning of ARGV: windows.lua. Then
 --   1 most      how many tickets, 0 to 64
---   2 id_base   10 hex digits: with 6 more, the ticket's number from 1, the id of each reservation
+--   2 id_base   10 hex digits: a reservation's id is these and 6 more, its ticket's number from 1
 --   3 queues    how many; 0: the take before is acknowledged, and nothing is taken
 --   4 strict    1 if their priorities are strict, else 0
 --   then the queues, the most important first, each as "priority queue"
@@ -22,7 +22,7 @@
 -- a minute: a copy of a call that comes late takes nothing.
 --
 -- Keys: k and k:PROCESS (line.lua). The latter begins with seq(7) at(7) next(7) id_base(10). Then
--- come for each ticket "TEXT weight suffixes;own", a tab and when it was granted unless that is
+-- come for each ticket "TEXT weight suffixes;settings", a tab and when it was granted unless that is
 -- `at`, and an end of line.
 
 local call = read_policy()

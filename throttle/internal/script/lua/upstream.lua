@@ -8,8 +8,8 @@
 --           `left` units are left until `resets`, by the answer to a call that was granted at the time
 --           `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
 --           They are noted after the reset too, for the first answer of the next period.
---   !a      the rate of the scope after refusals: next, free, cut, peak, from, last, wait, since, refusals
---           Until `free` grants are spread, at a part of the published rate: the next one may go at `next`.
+--   !a      the rate of the scope after refusals: next, spread, cut, peak, from, last, wait, since, refusals
+--           Until `spread` grants are spread, at a part of the published rate: the next one may go at `next`.
 --           The rate was cut at the time `cut`, and has grown since `from`: fast at first, slowly around
 --           `peak`, in parts of PARTS, and faster beyond. `peak` is a little less than the refused rate;
 --           without it there was no cut. `last` is the time of the newest of the `refusals` since `since`,
@@ -24,9 +24,9 @@ local function new_upstream()
   local PAUSE, LEFT, ADAPTED = '!p', '!r', '!a'
   local PARTS = 1e12
   local KEEP, DIP = 15 / 16, 1 / 15 -- peak / refused rate; how far below the peak, as a part of it, the rate begins
-  local GROWTH = 1e-4 -- of the rate, per cube of the units of time
+  local GROWTH = 1e-4 -- of the rate, per cube of the time in ten_calls
   local FLOOR = 1 / 64 -- the lowest rate
-  local HOLD = 60 -- units of time for which grants are spread after a refusal
+  local HOLD = 60 -- times ten_calls, for which grants are spread after a refusal
   local SECOND, MINUTE = 1000000, 60000000
   local LATE = 20000 -- us by which late requests may catch up
   local GRANTS = 1500 -- bytes of later grants that are noted; older ones count as answered
@@ -46,7 +46,7 @@ local function new_upstream()
   end
 
   -- shortest returns the shortest period of the scope's windows, the first window that has it, and the
-  -- unit of time, that of ten calls; nil if no window has a period.
+  -- time of ten calls; nil if no window has a period.
   local function shortest(scope)
     local least, first
     for _, i in ipairs(scope.spec.windows) do
@@ -58,10 +58,10 @@ local function new_upstream()
   end
 
   -- rate_at returns the rate at a time, as a part of the published one.
-  local function rate_at(adapted, now, unit)
+  local function rate_at(adapted, now, ten_calls)
     if not adapted.peak then return 1 end
     local peak = adapted.peak / PARTS
-    local t = max(0, now - adapted.from) / unit - (peak * DIP / GROWTH) ^ (1 / 3)
+    local t = max(0, now - adapted.from) / ten_calls - (peak * DIP / GROWTH) ^ (1 / 3)
     return max(FLOOR, min(1, peak + GROWTH * t * t * t))
   end
 
@@ -70,7 +70,7 @@ local function new_upstream()
   -- spread; nil if the scope has no rate. For a call that was granted before the last refusal it returns `wait`, or
   -- 0 for a guess, and false.
   local function adapt(scope, now, at, wait, guess)
-    local period, _, unit = shortest(scope)
+    local period, _, ten_calls = shortest(scope)
     if not period then return nil end
     local before, span = state_of(scope, ADAPTED, now), min(period, MINUTE)
     local ended = before and before.last + before.wait -- the pause after the last refusal
@@ -83,28 +83,28 @@ local function new_upstream()
     end
     local a, changes = before or {cut = now, since = now, refusals = 0, next = 0}, not before
     if before and at > a.cut + span / 2 then
-      a.peak, a.cut, a.from = floor(rate_at(a, now, unit) * KEEP * PARTS), now, now + wait
+      a.peak, a.cut, a.from = floor(rate_at(a, now, ten_calls) * KEEP * PARTS), now, now + wait
       changes = true
     end
     a.last, a.wait, a.refusals = now, wait, a.refusals + 1
-    a.next, a.free = max(a.next, now + wait), ceil(now + wait + HOLD * unit)
-    put(scope, ADAPTED, a.free, a)
+    a.next, a.spread = max(a.next, now + wait), ceil(now + wait + HOLD * ten_calls)
+    put(scope, ADAPTED, a.spread, a)
     return wait, changes
   end
 
   -- spread_at returns when a grant of the window may go after `ahead` units, while grants are spread; nil if
   -- the window does not adapt.
   local function spread_at(scope, st, now, adapted, ahead)
-    local period, _, unit = shortest(scope)
+    local period, _, ten_calls = shortest(scope)
     if not st.period or st.period ~= period then return nil end
     local time = adapted.next
-    if ahead > 0 then time = max(time, now) + ceil(ahead / st.limit * period / rate_at(adapted, now, unit)) end
-    return min(time, adapted.free)
+    if ahead > 0 then time = max(time, now) + ceil(ahead / st.limit * period / rate_at(adapted, now, ten_calls)) end
+    return min(time, adapted.spread)
   end
 
   -- charge_spread notes when the next grant may go after one with these costs.
   local function charge_spread(scope, adapted, costs, now)
-    local period, _, unit = shortest(scope)
+    local period, _, ten_calls = shortest(scope)
     local part = 0
     for _, i in ipairs(scope.spec.windows) do
       if scope.states[i].period == period then part = max(part, costs[i] / scope.states[i].limit) end
@@ -112,7 +112,7 @@ local function new_upstream()
     if part == 0 then return end
     -- A request that comes late may catch up by LATE. Where the rate is cut it is less, such as 1 ms at a spacing
     -- of 100 ms, as the upstream may want calls to be apart.
-    local rate = rate_at(adapted, now, unit)
+    local rate = rate_at(adapted, now, ten_calls)
     local spacing = part * period / rate
     local late = rate < 1 and min(LATE, 1e8 / spacing) or LATE
     adapted.next = ceil(max(adapted.next, now - late) + spacing)
@@ -129,7 +129,7 @@ local function new_upstream()
     return from
   end
 
-  -- charge notes a grant, with its costs by window; or that the one of the time `at` was given back.
+  -- charge notes a grant, with its costs by window; with `at`, that the grant of that time was given back.
   local function charge(scope, costs, now, at)
     local adapted, units = state_of(scope, ADAPTED, now), {}
     if adapted and not at then charge_spread(scope, adapted, costs, now) end
@@ -183,13 +183,13 @@ local function new_upstream()
           reply.left = {unit = scope.call.windows[w].unit, units = rest.left, reset = rest.resets}
         end
       end
-      local period, first, unit = shortest(scope)
+      local period, first, ten_calls = shortest(scope)
       if adapted and period then
-        local rate = rate_at(adapted, now, unit)
+        local rate = rate_at(adapted, now, ten_calls)
         if not least or rate < least then
           least = rate
           reply.adapted = {
-            since = adapted.since, refusals = adapted.refusals, cut = adapted.cut, free = adapted.free,
+            since = adapted.since, refusals = adapted.refusals, cut = adapted.cut, spread = adapted.spread,
             rate = floor(rate * 1e6), window = first,
           }
         end

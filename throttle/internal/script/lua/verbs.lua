@@ -171,7 +171,7 @@ local function new_verbs(call)
     for _, scope in ipairs(list) do
       if scope.sections then upstream().charge(scope, r.costs, now, r.at) end
     end
-    if call.line and r.rank then call.line.take_back(r) end -- the take moved the tenant's
+    if call.line and r.rank then call.line.take_back(r) end -- the take had moved the tenant's tag
     look_again(r)
     return given > 0 and 1 or 8, now
   end

@@ -18,7 +18,7 @@
 --   open                        the scopes that were opened, by key
 --   raw                         values that were read ahead, by key
 --   generation                  of the states: how often those of a scope were loaded again (scope.lua)
---   texts                       costs and own parameters that were read, by text
+--   texts                       costs and settings that were read, by text
 --   dirty, line                 see request.lua
 --   waiting                     the count of the line (line.lua); nil or false if nobody waits
 
@@ -56,18 +56,18 @@ windows = {
   costs_of = costs_of,
   fits_window = fits_window,
 
-  -- own_parameters returns a tenant's own fields (request.go), the same table for equal texts, or nil.
-  own_parameters = function(call, text)
+  -- settings_of returns a tenant's Settings (request.go), the same table for equal texts, or nil.
+  settings_of = function(call, text)
     if text == '' then return nil end
-    local own = call.texts[text]
-    if own then return own end
-    own = cjson.decode(text)
-    own.windows = own.windows or {}
-    call.texts[text] = own
-    return own
+    local settings = call.texts[text]
+    if settings then return settings end
+    settings = cjson.decode(text)
+    settings.windows = settings.windows or {}
+    call.texts[text] = settings
+    return settings
   end,
 
-  -- align brings scopes to one time, and returns it: that of Redis, or that of their newest change
+  -- align brings scopes to one time, and returns it: the time of Redis, or of their newest change
   -- if the clock was set back.
   align = function(call, list)
     local now = call.now

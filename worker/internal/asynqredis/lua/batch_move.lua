@@ -1,10 +1,10 @@
--- batch_move.lua: holds, releases, deletes or retries tasks of a firing.
+-- batch_move.lua: sets aside, releases, deletes or retries tasks of a firing.
 --
 -- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 archived (sorted set)  4 pending (list)
 --       5 the firing (hash)  6 fates of its tasks (batch_count.lua)
 -- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 now (s)
---       4 hold: take waiting tasks aside; release: forward makes waiting tasks join their lines, also
---         those that were held; delete: waiting tasks, and count them; retry: archived tasks, with all
+--       4 aside: set waiting tasks aside; release: forward makes waiting tasks join their lines, also
+--         tasks that were set aside; delete: waiting tasks, and count them; retry: archived tasks, with all
 --         their retries, then the indexes
 -- reply per task 1 moved, 0 left alone
 --
@@ -20,17 +20,17 @@ for i = 5, #ARGV do
   local id, key = ARGV[2] .. index, ARGV[1] .. index
   local fate = string.match(redis.call('GETRANGE', KEYS[6], index, index), '%a')
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'unique_key')
-  local state, held, lock = found[1], found[2] == 'held', found[3]
-  local moves = sources[state] and not (verb == 'hold' and held and state == 'scheduled')
+  local state, aside, lock = found[1], found[2] == 'aside', found[3]
+  local moves = sources[state] and not (verb == 'aside' and aside and state == 'scheduled')
   if moves then
     if state == 'pending' then redis.call('LREM', KEYS[4], 1, id) else redis.call('ZREM', sources[state], id) end
     if verb == 'delete' then
       delete_task(key, id, lock)
-    elseif verb == 'hold' then
-      hold_task(KEYS[1], key, id, lock, ARGV[3])
+    elseif verb == 'aside' then
+      set_aside(KEYS[1], key, id, lock, ARGV[3])
     else
       redis.call('ZADD', KEYS[1], ARGV[3], id)
-      if verb == 'retry' or held then redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', '') end
+      if verb == 'retry' or aside then redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', '') end
     end
     if verb == 'retry' then
       redis.call('HSET', key, 'msg', redis.call('HGET', key, 'msg') .. '\48\0') -- retried is 0: the last value counts

@@ -50,7 +50,7 @@ for _, id in ipairs(ids or {}) do
   local found = redis.call('HMGET', key, 'msg', 'state', 'sluice_call', 'unique_key', 'sluice_lock')
   local message, mine = found[1], found[2] == 'active' and found[3] == call
   if message and not again and is_stopped(prefix, id) then
-    hold_task(KEYS[6], key, id, found[4], ARGV[2])
+    set_aside(KEYS[6], key, id, found[4], ARGV[2])
   elseif message and not again then -- or else the task was removed and its ID left behind
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
     redis.call('HDEL', key, 'pending_since')

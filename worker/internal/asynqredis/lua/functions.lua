@@ -11,7 +11,7 @@ local function keep_lock(lock, id, seconds, exactly)
 end
 
 -- keep_waiting keeps a unique task's lock while the task waits, for `wait` seconds, and then for `seconds`, as it
--- was to last. If asynq's client stored the task, `seconds` are those that are left at the first wait.
+-- was to last. If asynq's client stored the task, `seconds` are the seconds that are left at the first wait.
 local function keep_waiting(key, lock, id, seconds, wait)
   if lock and not seconds and redis.call('GET', lock) == id then
     seconds = redis.call('TTL', lock)
@@ -20,9 +20,9 @@ local function keep_waiting(key, lock, id, seconds, wait)
   keep_lock(lock, id, seconds and seconds + wait)
 end
 
--- hold_task sets aside a task that was taken from its queue, until somebody moves it.
-local function hold_task(scheduled, key, id, lock, now)
-  redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'held')
+-- set_aside sets aside a task that was taken from its queue, until somebody moves it.
+local function set_aside(scheduled, key, id, lock, now)
+  redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'aside')
   redis.call('ZADD', scheduled, now + 10 * 366 * 86400, id)
   keep_lock(lock, id, 366 * 86400)
 end

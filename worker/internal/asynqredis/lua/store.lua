@@ -8,8 +8,8 @@
 --       mark (join key, "." and a key of this store), and of a unique task lock and seconds, or "" and 0
 -- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
 --
--- The ID of a task of a firing ends in its index. The ID stays taken for ever: a delayed scheduler may
--- store the task again after it has run and gone, or was rejected, or after the firing was cancelled.
+-- The ID of a task of a firing ends in its index. The ID stays taken for ever: else a delayed
+-- scheduler could store the task again after it has run, or was rejected, or after the firing was cancelled.
 
 local prefix, score, fates = ARGV[1], ARGV[2], KEYS[4]
 local firing = fates and KEYS[3]

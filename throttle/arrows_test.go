@@ -80,9 +80,8 @@ func TestSomeModulesHaveOneDoor(t *testing.T) {
 			if from = strings.TrimSuffix(from, "_test"); !names(to, word) {
 				continue
 			}
-			if seen = true; from != module+"/"+door {
-				t.Errorf("%s imports %s", from, to)
-			}
+			seen = true
+			expect.Equal(t, from, module+"/"+door, "imports", to)
 		}
 		expect.That(t, seen, "no package imports", word, "is the test looking in the wrong place?")
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
-// CheckRedis checks how the limiter's Redis is set up, and returns a line for each problem: its eviction
+// CheckRedis checks how the limiter's Redis is set up, and returns a text for each problem: its eviction
 // policy, its clock, or a command that the limiter needs and its user may not call. Of a Cluster it checks
 // all primaries, but commands on one. What the server does not say, or the user may not ask, is left out. It
 // makes a few calls: use it at the start of a program. Errors are ErrUnavailable, ErrForbidden and the context's.
@@ -22,7 +22,6 @@ func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	return findings, classify(ctx, "", err)
 }
 
-// Ping returns nil if the limiter can decide: Redis answers, and its user may call all that the
-// limiter needs. It is one call, for readiness probes. Errors are ErrUnavailable, ErrForbidden and
-// the context's. See CheckRedis for more.
+// Ping returns nil if the limiter can decide: Redis answers, and its user may call all that the limiter needs. It is
+// one call, for readiness probes. Errors are ErrUnavailable, ErrForbidden and the context's. See CheckRedis for more.
 func (l *Limiter) Ping(ctx context.Context) error { return classify(ctx, "", l.runner.Preflight(ctx)) }

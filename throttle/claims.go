@@ -127,5 +127,5 @@ func (c *claims) take() {
 func (c *claims) refund(t TakenTicket) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
-	_ = c.line.Refund(ctx, []TakenTicket{t}) // or it runs out
+	_ = c.line.Refund(ctx, []TakenTicket{t}) // after an error its units count until they expire
 }

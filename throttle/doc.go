@@ -5,9 +5,8 @@
 // Limiter.Reserve returns at once, Limiter.Wait waits in line until the cost fits, and Limiter.Peek
 // changes nothing. What was granted is a Reservation, which can be cancelled, settled and held.
 //
-// Work that waits stands in the policy's Line: first come, first served for one tenant, fair
-// between tenants. Line.Join puts requests in line by their tickets. Line.Take takes tickets that fit
-// now, with their capacity.
+// Work that waits stands in the policy's Line: first come, first served for one tenant, fair between tenants.
+// Line.Join puts requests in line by their tickets. Line.Take takes tickets that fit now, with their capacity.
 //
 // Times are by the clock of the Redis server. The package knows nothing of job queues: package
 // worker puts it in front of asynq's handlers.

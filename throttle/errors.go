@@ -37,23 +37,21 @@ var (
 	// ErrUnknownPolicy is the kind of errors by which the limiter has no policy of the name given.
 	ErrUnknownPolicy = errors.New("throttle: unknown policy")
 
-	// ErrLeaseLost is the cause by which a Hold ends the context of its work: others may have the
-	// room.
+	// ErrLeaseLost is the cause by which a Hold ends the context of its work: others may have the room.
 	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")
 )
 
 // A RequestError names the invalid value of a request, such as of Field "attribute user" or "cost
 // tokens", or which window can never hold its cost, so that waiting does not help. Nothing was
-// changed. The same request fails until the policies change.
+// changed. The same request fails until the policies or the settings of its tenant change.
 type RequestError PolicyError
 
 func (e *RequestError) Error() string { return (*PolicyError)(e).Error() }
 
-// A DeniedError says that a job or a call did not start, because it does not fit now, or that it was refused,
-// because it cannot start in time, or too many wait before it. Nothing was taken. What was refused has no
-// place in line.
+// A DeniedError says that a job or a call did not start, because it does not fit now, or that it was refused, because
+// it cannot start in time, or too many wait before it. Nothing was taken. What was refused has no place in line.
 type DeniedError struct {
-	// Cause is a reason beyond the denial, or nil. It is context.DeadlineExceeded if the work cannot start before
+	// Cause is a reason beyond the denial, or nil. It wraps context.DeadlineExceeded if the work cannot start before
 	// Request.Deadline or within Request.MaxWait. Else it says that Request.Backlog is reached, or is an error of
 	// Redis or of a handler.
 	Cause error

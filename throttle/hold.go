@@ -19,9 +19,8 @@ type hold struct {
 // lease, until Release or Cancel, whatever becomes of ctx. Until then the Caller of ctx counts as
 // holding slots: see Limiter.Wait. Without a lease it does nothing, and returns ctx. Call it once.
 //
-// The context returned is for the work. It ends with ctx and at Release. It ends with the cause
-// ErrLeaseLost if no renewal succeeded in time, or others have the room. After a Cancel only ctx
-// ends it.
+// The context returned is for the work. It ends with ctx and at Release. It ends with the cause ErrLeaseLost if no
+// renewal succeeded in time, or others have the room. After a Cancel only ctx ends it.
 func (r Reservation) Hold(ctx context.Context) context.Context {
 	lease := r.Lease()
 	if lease == 0 {

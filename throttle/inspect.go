@@ -25,8 +25,7 @@ type Standing struct {
 	// Ticket is the name of a ticket in the line. The default is the last one of the flow.
 	Ticket string
 
-	// Request is that of the Flow, as far as it is known there. Without either, only what all tenants
-	// share is asked.
+	// Request is that of the Flow, as far as it is known there. Without either, only what all tenants share is asked.
 	Request Request
 
 	// Ask asks Redis. Without it, all windows count as empty.
@@ -110,13 +109,13 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 
 // Simulated returns how a window counts in a simulation, the largest cost that fits it, and the period over
 // which batches use it evenly, 0 if they do not. Sections are those of its scope's value, by name and kind
-// (internal/script/lua/scope.lua): what it has counted is among them. It has the limit, unless the tenant
-// has its own.
+// (internal/script/lua/scope.lua): what it has counted is among them. `limit` replaces the window's, unless
+// the tenant has its own limit.
 func (s *Standing) Simulated(i int, limit int64, sections map[string]string, c algorithm.Counted) (
 	w algorithm.Simulated, capacity int64, paced time.Duration) {
 	window := s.operation.windows[i]
 	a := algorithms[window.Algorithm]
-	if _, overridden := s.operation.tenant.Windows[window.Name]; !overridden {
+	if s.operation.tenant.Windows[window.Name].Limit == 0 {
 		window = window.With(Override{Limit: limit})
 	}
 	numbers := window.numbers()

@@ -20,12 +20,12 @@ type TenantOverride struct {
 	Windows map[string]Override `json:"windows,omitempty"` // as Tenant.Windows: each in place of the tenant's own
 }
 
-// Interventions are the overrides and pauses that operators have put in force for a while. A limiter keeps
-// and returns the value itself: do not change it afterwards.
+// Interventions are the overrides and pauses that operators have put in force for a while. Limiters copy the
+// lists, but share what Exempt and Windows point to: do not change that afterwards.
 type Interventions struct {
 	At        time.Time        // by the clock of Redis
 	Overrides []TenantOverride // one for each policy and tenant
-	Pauses    []Pause          // one for each policy, and each tenant of it: exempt ones too
+	Pauses    []Pause          // one for each policy, and for each tenant of it; they hold exempt tenants, too
 }
 
 // InForce returns the interventions that have not ended at a time.
@@ -59,8 +59,8 @@ type effectiveTenant struct {
 	pausedUntil int64  // the end of a pause of this tenant alone (us, by the clock of Redis)
 }
 
-// SetInterventions replaces what operators have put in force in this process, for calls that begin
-// later. Each ends by itself. Tickets that wait follow soon, at an end within a minute. What does not suit the
+// SetInterventions replaces what operators have put in force in this process, for calls that begin later. Each ends
+// by itself. Tickets that wait follow within seconds, and within a minute after one has ended. What does not suit the
 // policy, or has no policy, has no effect until it does. Package control calls this.
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{all: i.InForce(i.At), inForce: map[target]intervention{}, offset: time.Until(i.At)}
@@ -89,7 +89,7 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 }
 
-// Interventions returns what operators have put in force in this process, as SetInterventions got it.
+// Interventions returns what operators have put in force in this process and has not ended, as of now.
 func (l *Limiter) Interventions() Interventions {
 	now := l.interventions.Load()
 	return now.all.InForce(time.Now().Add(now.offset))

@@ -35,10 +35,10 @@ type Limiter struct {
 	setting       sync.Mutex // held by SetPolicies and SetInterventions
 }
 
-// A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every
-// request, by many goroutines at once: let it cache. The caller gets its errors, wrapped. For a panic
-// it gets a *RequestError, and the stack is logged: at most once a minute. What was granted is renewed,
-// corrected and released in spite of errors, and refusals of upstreams are reported.
+// A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every request, by many
+// goroutines at once: let it cache. The caller gets its errors, wrapped, and a *PolicyError for each invalid setting
+// that it returns. For a panic it gets a *RequestError, and the stack is logged: at most once a minute. What was
+// granted is renewed, corrected and released in spite of errors, and refusals of upstreams are reported.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config configures New.
@@ -71,8 +71,8 @@ type Config struct {
 
 var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
 
-// New returns a limiter. It does not call Redis. The error is a *PolicyError, or names the field of
-// the Config that is invalid.
+// New returns a limiter. It does not call Redis. The error holds a *PolicyError for each invalid value of a policy
+// (errors.As), or names the field of the Config that is invalid.
 func New(c Config) (*Limiter, error) {
 	if c.Client == nil {
 		return nil, errors.New("throttle: Config.Client is nil: must be a connection to Redis")
@@ -143,7 +143,7 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 	return l.decided(o, ask, a)
 }
 
-// failOpen grants a request that Redis did not answer, if its policy says so.
+// failOpen grants a request that Redis did not answer, if its policy says so and no operator has paused its tenant.
 func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decision, error) {
 	gaveUp := ctx.Err() != nil && !silent(ctx)
 	if !errors.Is(err, ErrUnavailable) || !o.FailOpen || gaveUp || o.tenant.pause != nil {
@@ -163,8 +163,8 @@ func (l *Limiter) Attach(r Reservation) Reservation {
 	return r
 }
 
-// Peek returns the decision that Reserve would make. It takes nothing, joins no line, ignores Deadline and MaxWait,
-// and never fails open. Errors are Reserve's.
+// Peek returns the decision that Reserve would make of the request without its Ticket. It takes nothing, joins no
+// line, ignores Deadline and MaxWait, and never fails open. Errors are Reserve's.
 func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
 	if err != nil {

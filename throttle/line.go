@@ -17,7 +17,7 @@ type Line struct {
 }
 
 // Line returns the line of a policy, or with Policy.Shards the one that LineOf or Lines names.
-// Methods of a line without a policy return ErrUnknownPolicy.
+// Methods of a line without a policy return ErrUnknownPolicy, but Read works.
 func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 
 // Lines returns the names of the lines that a server should take from, with those of policies that
@@ -44,12 +44,11 @@ type Place struct {
 	Nudge bool
 }
 
-// Join puts requests in line by their tickets, whether or not they fit now, and returns a place for
-// each, in order: a few hundred at once. A ticket that is in line keeps its place. With another
-// tenant, class or attribute of a scope it leaves that place, and joins as if it came new, unless it is
-// refused. One of an exempt tenant does not join (Decision.Exempt). The line may be that of a removed policy,
-// but not one from before a policy in force changed its shards. With an error, places tell which have joined.
-// Errors are Take's and the TenantFunc's.
+// Join puts requests in line by their tickets, whether or not they fit now, and returns a place for each, in order: a
+// few hundred at once. A ticket that is in line keeps its place. With another tenant, class or attribute of a scope
+// it leaves that place, and joins as if it came new, unless it is refused. One of an exempt tenant does not join
+// (Decision.Exempt). The line may be that of a removed policy, but not one from before a policy in force changed its
+// shards. With an error, a Queued place has joined; others may have, too. Errors are Take's and the TenantFunc's.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	places, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(PolicyOf(n.name)), (*operation).joinRequest)
 	for _, p := range places {

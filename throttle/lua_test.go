@@ -173,7 +173,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	for _, c := range []struct {
 		of   any
 		form string // of a field in the scripts
-	}{{script.Request{}, `\b(?:r|refused|left|own)\.(\w+)`}, {script.Answer{}, `(?:reply\.|[ {])(\w+) = `}} {
+	}{{script.Request{}, `\b(?:r|refused|left|settings)\.(\w+)`}, {script.Answer{}, `(?:reply\.|[ {])(\w+) = `}} {
 		for _, tag := range tags(reflect.TypeOf(c.of)) {
 			expect.That(t, slices.Contains(all(text, c.form), tag), "no script has the field", tag, c.of)
 		}

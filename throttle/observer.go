@@ -11,7 +11,7 @@ import (
 // recovered, and logged with its stack: at most once a minute for each type of event. These are the events:
 //
 //   - Call: a script in Redis was called, or package worker looked for tasks in asynq's Redis.
-//   - Correction: a reservation was settled to another cost, or cancelled.
+//   - Correction: a reservation was settled to another cost, or cancelled; or a taken ticket was given back.
 //   - Decision: a request was granted or denied, but not a grant from the line, or one that replaces
 //     another (Line.ReserveAgain).
 //   - *DeniedError: in package worker a task goes back to wait because the limiter could not decide. Its
@@ -25,7 +25,7 @@ type Observer func(event any)
 
 // A Call is one call of a script in Redis, or of package worker to look for tasks in asynq's Redis.
 type Call struct {
-	Err    error         // nil, the context's, or of ErrUnavailable, ErrState, ErrClock or ErrReply; of a dequeue go-redis's
+	Err    error         // nil, the context's, or of ErrUnavailable, ErrState, ErrClock or ErrReply; or go-redis's
 	N      int           // requests that it decided, or tickets that it took
 	Policy string        // empty for a dequeue
 	Script string        // "decide", "take" or "dequeue"

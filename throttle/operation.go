@@ -217,8 +217,7 @@ func (o *operation) lineRequest(op, id string) script.Request {
 	return ask
 }
 
-// reserveRequest returns the request that reserves. A reservation that it replaces is given back by
-// the same call.
+// reserveRequest returns the request that reserves. A reservation that it replaces is given back by the same call.
 func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	ask := o.lineRequest(o.verb, script.NewID())
 	o.refuseLate(ask.Place)

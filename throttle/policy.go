@@ -44,9 +44,9 @@ type Policy struct {
 	// task waits in line, and starts when its whole cost fits.
 	EarliestReset bool
 
-	// FailOpen has Reserve and Wait grant while Redis does not answer, and report it in Decision.FailedOpen. By
-	// default they return ErrUnavailable. If Redis hangs they wait 5 seconds, or longer by the client's
-	// ReadTimeout, and as long again for a call under way. If their context ends first, they return its error.
+	// FailOpen has Reserve and Wait grant while Redis does not answer, except to tenants that operators pause, and
+	// report it in Decision.FailedOpen. By default they return ErrUnavailable. If Redis hangs they wait 5 seconds, or
+	// longer by the client's ReadTimeout, and as long again for a call under way. If ctx ends first: its error.
 	FailOpen bool
 
 	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are spread
@@ -56,9 +56,9 @@ type Policy struct {
 	// of the shortest period; Calendar and Concurrency windows do not.
 	KeepRate bool
 
-	// Match lists globs over the types of tasks that this policy guards: "*" matches any bytes or none, "?" one
-	// byte, everything else itself. A glob is 1 to MaxGlobBytes bytes. No two policies of a limiter may match
-	// the same task type. The default is none: then requests name the policy.
+	// Match lists globs over the types of tasks that this policy guards: "*" matches any bytes or none, "?" one byte,
+	// everything else itself. A glob has 1 to MaxGlobBytes bytes, no "^" first and no "$" last. No two policies of a
+	// limiter may match the same task type. The default is none: then requests name the policy.
 	Match []string
 
 	// MaxPause bounds pauses, whatever the upstream asks for: 1ms to MaxPeriod. The default is 1 hour.
@@ -71,9 +71,9 @@ type Policy struct {
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
-	// Observe grants every request, and reports in Decision.Observed what would be denied, and for how long.
-	// Sliding and Fixed windows count as GCRA windows with a Burst of their Limit. What waits when that begins
-	// starts at once. Pauses by operators hold all the same.
+	// Observe grants every request, and reports in Decision.Observed what would be denied, and for how long. Sliding
+	// and Fixed windows count as GCRA windows with a Burst of their Limit, and count anew when Observe changes. What
+	// waits when that begins starts at once. Pauses by operators hold all the same.
 	Observe bool
 
 	// Shards spreads the tenants over hash tags, each with a line, for several primaries of a Redis Cluster: 1

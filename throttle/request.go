@@ -68,8 +68,7 @@ const (
 	// ClassLive requests go before those of batches, except for Policy.BatchShare.
 	ClassLive Class = "live"
 
-	// ClassBatch requests get what live ones leave of windows and handler slots, and at least
-	// Policy.BatchShare.
+	// ClassBatch requests get what live ones leave of windows and handler slots, and at least Policy.BatchShare.
 	ClassBatch Class = "batch"
 )
 

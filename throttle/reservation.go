@@ -57,11 +57,10 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	return Refund{d.At, d.ClockBehind, a.Status == script.Done, d.Windows}, nil
 }
 
-// Settle corrects the reservation to its real cost, per unit, in all windows but Concurrency
-// windows. Overestimates are refunded at once, as far as they still count. Underestimates are
-// charged at once, even above the limit, and later requests wait for them. Units that actual does
-// not name stay as they are. After several calls that charge, a refund is made as if the first had
-// charged all: a part of it may go on counting for up to a period.
+// Settle corrects the reservation to its real cost, per unit, in all windows but Concurrency windows. Overestimates
+// are refunded at once, as far as they still count. Underestimates are charged at once, even above the limit, and
+// later requests wait for them. Units that actual does not name stay as they are. After several calls that charge, a
+// refund is made as if the first had charged all: a part of it may go on counting for up to a period.
 //
 // It returns the corrected reservation. Settle and Cancel go by the last correction, called on
 // the old reservation or on the corrected one. After a Cancel, Settle changes nothing. Errors are Limiter.Reserve's.
@@ -136,10 +135,9 @@ func (o *operation) change(before, actual []int64) int64 {
 // releaseTimeout bounds a release, which does not end with the work's context.
 const releaseTimeout = 5 * time.Second
 
-// Release gives back what Concurrency windows hold for the reservation, at the end of the work, and
-// ends a Hold. It takes 5 seconds at most, even if ctx has ended. A second one, or one after the lease
-// expired, does nothing. Errors are Limiter.Reserve's. After an error, what is held ends with its
-// lease.
+// Release gives back what Concurrency windows hold for the reservation, at the end of the work, and ends a Hold. It
+// takes 5 seconds at most, even if ctx has ended. A second one, or one after the lease expired, does nothing. Errors
+// are Limiter.Reserve's. After an error, what is held ends with its lease.
 func (r Reservation) Release(ctx context.Context) error {
 	cp, err := r.policy()
 	if cp == nil {
@@ -178,7 +176,7 @@ func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 }
 
 // Lease returns how long Concurrency windows hold the reservation's units without a Renew: the
-// shortest Window.Lease among them; 0 if they hold none, or after a Settle to 0: then renew the granted lease.
+// shortest Window.Lease among them; 0 if they hold none, or after a Settle to 0: then Renew the original one.
 func (r Reservation) Lease() time.Duration {
 	cp, err := r.policy()
 	if cp == nil || err != nil {
@@ -193,8 +191,7 @@ func (r Reservation) Lease() time.Duration {
 	return lease
 }
 
-// policy returns the policy of the reservation, even if it was removed, or nil if nothing was
-// counted.
+// policy returns the policy of the reservation, even if it was removed, or nil if nothing was counted.
 func (r Reservation) policy() (*compiledPolicy, error) {
 	switch {
 	case r.by != nil:

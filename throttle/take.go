@@ -58,8 +58,8 @@ type TakenTicket struct {
 // Take of another process puts them back. If ctx ends or Redis does not answer, the next Take
 // returns the tickets of this one. Concurrent Takes of one line go one after the other.
 //
-// Take serves removed policies, too. Errors are ErrUnknownPolicy, ErrUnavailable, ErrState,
-// ErrClock, ErrReply and the context's error.
+// Take serves removed policies, too. Errors are ErrUnknownPolicy, ErrUnavailable, ErrReply and the context's; of other
+// methods also ErrState and ErrClock: Take leaves the tickets that these concern in line.
 func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if len(o.Queues) == 0 {
 		return Taken{At: time.Now(), Next: -1}, nil
@@ -170,7 +170,7 @@ func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
 }
 
 func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) error {
-	asks := map[*compiledPolicy][]script.Request{}
+	asks, given := map[*compiledPolicy][]script.Request{}, map[*compiledPolicy][]Reservation{}
 	for _, t := range tickets {
 		r := t.Decision.Reservation
 		o, err := r.operation(ctx)
@@ -185,11 +185,18 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		ask.Place.Flow, ask.Cost = cmp.Or(t.Flow, ask.Place.Flow), cmp.Or(t.Cost, ask.Cost)
 		ask.Place.Rank, ask.Place.Since = t.Rank, t.Since.UnixMicro()
 		asks[o.compiledPolicy] = append(asks[o.compiledPolicy], ask)
+		given[o.compiledPolicy] = append(given[o.compiledPolicy], r)
 	}
 	for cp, asks := range asks {
 		cp.drained.Store(false)
-		if _, err := cp.decide(ctx, asks...); err != nil {
+		answers, err := cp.decide(ctx, asks...)
+		if err != nil {
 			return err
+		}
+		for i, r := range given[cp] {
+			if answers[i].Status == script.Done {
+				tell(n.limiter, Correction{Cancelled: true, Reservation: r, Requests: -r.Request.CostOf(Requests)})
+			}
 		}
 		cp.claims.takeIn(0)
 	}

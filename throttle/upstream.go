@@ -11,9 +11,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it
-// ends, not to exempt tenants either if it is by operators. Of several it is the longest.
-// Tickets in line keep their places.
+// A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it ends, not to
+// exempt tenants either if it is by operators. Of several it is the longest. Tickets in line keep their places.
 type Pause struct {
 	At     time.Time `json:"at,omitzero"` // when it was reported; zero if it was set by an operator
 	By     string    `json:"by"`          // which limiter reported it (Config.Name), or which operator set it
@@ -50,8 +49,7 @@ func (p *Pause) Describe(at time.Time) string {
 	return text + ", " + verb + " by " + quote.Name(p.By)
 }
 
-// An Adapted is the rate that a policy adapted to, after refusals by the upstream: see
-// Policy.KeepRate.
+// An Adapted is the rate that a policy adapted to, after refusals by the upstream: see Policy.KeepRate.
 type Adapted struct {
 	Published float64   `json:"published"` // what the window grants: units per second
 	Rate      float64   `json:"rate"`      // what is granted now: units per second
@@ -119,8 +117,8 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 //
 // If the pause is below a millisecond, as at 0 or below, the upstream did not say how long: so
 // time.Until of a reset may be passed on. A policy that adapts then pauses for an eighth of its shortest
-// period, at most 1 second, and doubles that while refusals go on. With KeepRate the pause is
-// DefaultPause. Policy.MaxPause bounds every pause.
+// period, at most 1 second, and doubles that while refusals go on. With KeepRate, or if no window that
+// the refusal applies to has a Period, the pause is DefaultPause. Policy.MaxPause bounds every pause.
 //
 // Pause returns the refusal's effect. It is empty if the refusal was merged with an earlier one. Errors
 // are Limiter.Reserve's.

@@ -10,17 +10,15 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// Wait is Reserve, but a denied request waits in line until it is granted, until ctx ends, or for
-// Request.MaxWait. A request that is not granted in time is a *DeniedError whose Cause is
-// context.DeadlineExceeded, at once where that is known. With a MaxWait below 0, Wait does not
-// wait, and a denial is a *DeniedError without a Cause. In a job, Wait denies up to half a second
-// before ctx ends. If ctx is cancelled, or ends during a call to Redis, the error wraps ctx.Err()
-// and its cause. Other errors are Reserve's.
+// Wait is Reserve, but a denied request waits in line until it is granted, until ctx ends, or for Request.MaxWait. A
+// request that is not granted in time is a *DeniedError whose Cause is context.DeadlineExceeded, at once where that
+// is known. With a MaxWait below 0, Wait does not wait, and a denial is a *DeniedError without a Cause. In a job,
+// Wait denies up to half a second before ctx ends. If ctx is cancelled, or ends during a call to Redis, the error
+// wraps ctx.Err() and its cause. Other errors are Reserve's.
 //
-// Wait waits by a ticket of its own, a claim, and leaves the line when it returns. Request.Ticket,
-// Key, Front, Backlog and Deadline are ignored. Claims and the tickets of jobs take turns as the
-// tickets of different queues do. In a job queue, let a denied job wait in line instead: a job that waits
-// here keeps its worker busy.
+// Wait waits by a ticket of its own, a claim, and leaves the line when it returns. Request.Ticket, Key, Front,
+// Backlog and Deadline are ignored. Claims and the tickets of jobs take turns as the tickets of different queues do.
+// In a job queue, let a denied job wait in line instead: a job that waits here keeps its worker busy.
 //
 // Two jobs could each hold a slot that the other waits for. So a job that holds slots of
 // Concurrency windows waits for other slots only of policies that come later in name order. For

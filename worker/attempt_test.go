@@ -22,9 +22,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// Waiting costs nothing on a first attempt without retries, and before the last attempt of a task
-// that has failed, even if calls fail in the meantime. Real failures are counted as they are
-// without throttling.
+// Waiting costs nothing on a first attempt without retries, and before the last attempt of a task that has failed,
+// even if calls fail in the meantime. Real failures are counted as they are without throttling.
 func TestFaultsCostNothing(t *testing.T) {
 	for name, row := range map[string]struct {
 		limiter bool // it is a call of the limiter
@@ -39,8 +38,7 @@ func TestFaultsCostNothing(t *testing.T) {
 		"limiter's is refused":  {true, false, errors.New("OOM command not allowed when used memory > 'maxmemory'.")},
 		"limiter's reply wrong": {true, false, redis.Nil},
 	} {
-		// Before it waits, and all the retries there are: the task is denied, and requeued, or due,
-		// and joins.
+		// Before it waits, and all the retries there are: the task is denied, and requeued, or due, and joins.
 		for _, failures := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s after %d failures", name, failures), func(t *testing.T) {
 				sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {

@@ -26,9 +26,9 @@ type ClientConfig struct {
 	// Limiter decides which policy matches a task, and has the policy's line. It is required.
 	Limiter *throttle.Limiter
 
-	// LimiterTimeout bounds each call of an enqueue to the limiter's Redis: one, or up to three. A task that has
-	// not joined by then is enqueued as asynq does, and joins its line when a worker denies it. The next
-	// enqueues do not ask the limiter, for 100 ms to 1 s. The default is 250 ms.
+	// LimiterTimeout bounds a call to the limiter's Redis: up to three for a task, or for 128 tasks of EnqueueBulk. A
+	// task that has not joined by then is enqueued as asynq does, and joins its line when a worker denies it. The
+	// next enqueues do not ask the limiter, for 100 ms to 1 s. The default is 250 ms.
 	LimiterTimeout time.Duration
 }
 
@@ -67,9 +67,9 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 	return made, nil
 }
 
-// EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog and
-// ReportStart. A task that a policy matches is stored as scheduled, and joins the policy's line: a
-// worker takes it when it fits, which may be at once.
+// EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog and ReportStart. A task
+// that a policy matches is stored as scheduled, and joins the policy's line: a worker takes it when it fits, which may
+// be at once. If the policy has EarliestReset, the task is enqueued as asynq does, and joins no line.
 //
 // A task with a Group is enqueued as asynq does, and throttled by the type of the task into which it is
 // aggregated. A task with ProcessAt or ProcessIn in the future joins at that time. While the limiter's Redis
@@ -109,8 +109,8 @@ type EnqueueResult struct {
 // maxCommit is the most tasks that are enqueued together. A call to Redis has fewer.
 const maxCommit = 500
 
-// EnqueueBulk enqueues many tasks with the same options, by few calls to Redis. For each of them it does
-// what EnqueueContext does. It returns a result for each task, in their order.
+// EnqueueBulk does for many tasks, with the same options, what EnqueueContext does for one. Tasks that join a line
+// take few calls to Redis together, others one each. It returns a result for each task, in their order.
 func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []EnqueueResult {
 	results := make([]EnqueueResult, 0, len(tasks))
 	members, firing := asynqredis.MembersOf(ctx)

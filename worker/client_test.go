@@ -48,9 +48,8 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 
 		for _, ok := range []*asynq.Task{task("acme", 5), task("unknown", 6), asynq.NewTask("unmatched", nil)} {
 			info := expect.Got(client.EnqueueContext(t.Context(), ok, asynq.MaxRetry(7)))(t)
-			if got := s.Task(info.ID); got.MaxRetry != 7 || ok.Type() == "unmatched" && got.State != asynq.TaskStatePending {
-				t.Errorf("enqueued %+v", got)
-			}
+			got := s.Task(info.ID)
+			expect.That(t, got.MaxRetry == 7 && (ok.Type() != "unmatched" || got.State == asynq.TaskStatePending), got)
 		}
 
 		bulk := client.EnqueueBulk(t.Context(), []*asynq.Task{task("acme", 5), task("unknown", 5)}, worker.MaxWait(time.Minute))

@@ -79,8 +79,8 @@ func (s *Server) restoreOptions(
 // lineOf returns the name of the line in which a request waits.
 func (s *Server) lineOf(r throttle.Request) string { return s.limiter.LineOf(r.Policy, r.Tenant) }
 
-// noteUndecided logs that the limiter, or before it asynq's Redis, did not answer, and returns the decision by which
-// the request's task waits: it fails closed. The task may have joined the line all the same.
+// noteUndecided logs that the limiter did not answer, or asynq's Redis, which is asked for its identity first. It
+// returns the decision by which the task waits: it fails closed. The task may have joined the line all the same.
 func (s *Server) noteUndecided(r throttle.Request, cause error) throttle.Decision {
 	s.limiterLog.Failed(cause, "policy", r.Policy, "fails_open", false)
 	d := undecidedDecision(r)

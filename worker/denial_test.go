@@ -73,9 +73,8 @@ func TestADeniedTaskWaits(t *testing.T) {
 					promise := promised[id]
 					s.Mu.Unlock()
 					// RetryIn is from just before; the task is seen just after.
-					if at := task.NextProcessAt; at.Before(promise) || at.After(time.Now().Add(time.Hour+time.Hour/2+time.Second)) {
-						t.Errorf("%s: comes back at %v, promised was %v", id, at, promise)
-					}
+					late := task.NextProcessAt.After(time.Now().Add(time.Hour + time.Hour/2 + time.Second))
+					expect.That(t, !task.NextProcessAt.Before(promise) && !late, id, "comes back at", task.NextProcessAt, promise)
 					since := time.Since(task.LastFailedAt)
 					expect.That(t, since >= 0 && since <= time.Minute, id, ": last error", since, "ago")
 					task.State, task.LastErr, task.LastFailedAt, task.NextProcessAt = before[id].State, "", time.Time{}, before[id].NextProcessAt

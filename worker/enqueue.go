@@ -16,10 +16,9 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// A task is enqueued in three steps. First asynq's client makes its message (message, capture). Then the message
-// is stored as scheduled (store). At last the task joins its line, and is moved or deleted as its place demands
-// (join). In this order a task that is taken always exists. If a step is lost, workers find the task two minutes
-// later.
+// A task is enqueued in three steps. First asynq's client makes its message (message, capture). Then the message is
+// stored as scheduled (store). At last the task joins its line, and is moved or deleted as its place demands (join).
+// In this order a task that is taken always exists. If a step is lost, workers find the task two minutes later.
 
 // An enqueueTask is one task on its way into a line.
 type enqueueTask struct {
@@ -121,9 +120,8 @@ func isReport(o asynq.Option) bool {
 	return o.Type() == asynq.TaskIDOpt && asynqredis.IsReport(asynqredis.Ref{ID: id})
 }
 
-// RequestOf returns the task's request to the policy that matches it. It returns an error if no policy with a
-// line matches, if the task has no tenant, or if the policy can never grant it: a wrapped
-// *throttle.RequestError.
+// RequestOf returns the task's request to the policy that matches it. It returns an error if no policy with a line
+// matches, if the task has no tenant, or if the policy can never grant it: a wrapped *throttle.RequestError.
 func (c *Client) RequestOf(task *asynq.Task) (throttle.Request, error) {
 	e := &enqueueTask{task: task}
 	err := c.prepare(context.Background(), e, nil)

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-go/sluice/internal/words"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
+	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
 // An Explanation holds the reasons why a task waits: its state in asynq, and its position in line.
@@ -32,7 +33,7 @@ type Explanation struct {
 	QueuePaused bool `json:"queue_paused,omitempty"` // by asynq's tools: no server takes from it
 	Servers     int  `json:"servers"`                // that serve the queue
 
-	// Line describes its place in line. It is nil if the task stands in none.
+	// Line describes where it stands in line. It is nil if the task stands in none.
 	Line *inspect.State `json:"line,omitempty"`
 
 	// Why is one line of text: why the task is in that state.
@@ -99,6 +100,7 @@ func (e Explanation) waits() bool {
 func (e Explanation) why() string {
 	next := e.NextAt.UTC().Format(time.RFC3339)
 	text := "it is scheduled for " + next
+	_, _, member := asynqredis.FiringOf(asynqredis.Ref{Queue: e.Queue, ID: e.ID})
 	switch {
 	case e.Line != nil && e.Line.Binds != "":
 		text = "it waits in line for policy " + e.Line.Policy + ", delayed by " + e.Line.Binds
@@ -123,6 +125,8 @@ func (e Explanation) why() string {
 	case e.State == "retry":
 		text = fmt.Sprintf("it has failed (%d of %d retries used), and is tried again at %s: %s",
 			e.Retried, e.MaxRetry, next, words.Name(e.LastError))
+	case member && time.Until(e.NextAt) > 5*365*24*time.Hour:
+		text = "its batch has set it aside, as it is paused, stopped or outside its hours"
 	case e.LastError != "":
 		text = "it stands in no line, and workers look at it at " + next + ": " + words.Name(e.LastError)
 	case e.Policy != "":

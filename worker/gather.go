@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// A gatherer commits the tasks of many callers together (group commit). A task that comes while no
-// commit is under way is committed alone, at once. Tasks that come during a commit are in the next one,
-// together with the next tasks of that commit's callers, if these come at once.
+// A gatherer commits the tasks of many callers together (group commit). A task that comes while no commit is under way
+// is committed alone, at once. Tasks that come during a commit are in the next one. Before that, the callers of the
+// commit have a moment to come with their next tasks (await).
 type gatherer struct {
 	commit func(ctx context.Context, tasks []*enqueueTask)
 

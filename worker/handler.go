@@ -23,6 +23,8 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	base.Front, base.Key, base.Ticket = false, "", throttle.Ticket{}
 	caller := &throttle.Caller{Decision: d, Request: base}
 	j := &Job{caller: caller, limiter: s.limiter, settled: d.Reservation, task: d.Reservation, taskType: a.task.Type()}
+	ctx, j.lost = context.WithCancelCause(ctx)
+	defer j.lost(nil)
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
 	ctx = j.task.Hold(ctx)
 	err := func() error {
@@ -104,7 +106,7 @@ func askAgainIn(d throttle.Decision) time.Duration {
 func (s *Server) noteRefused(
 	ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error,
 ) error {
-	p, _ := s.limiter.Lookup(policy) // zero, without limits, for a removed policy
+	p, _ := s.limiter.Lookup(policy) // also of a removed policy; zero, without limits, for one that it never had
 	retryIn = min(retryIn, cmp.Or(p.MaxPause, retryIn))
 	now := time.Now()
 	message, since := a.Message.WithRefusal(now)

@@ -138,8 +138,7 @@ func TestARefusedTaskIsNoDenialOfItsHandler(t *testing.T) {
 	})
 }
 
-// A handler whose own reserve finds no Redis is requeued like a task that the middleware could not
-// decide.
+// A handler whose own reserve finds no Redis is requeued like a task that the middleware could not decide.
 func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64
@@ -194,6 +193,28 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
 		expect.That(t, err == nil && d.Windows[0].Used == 0, d.Windows[0].Used, "are held", err)
+	})
+}
+
+// A handler learns that it has lost a slot that it reserved itself.
+func TestAHandlerLearnsThatASlotOfItsOwnIsLost(t *testing.T) {
+	second := sitetest.AtOnce(1)
+	second.Name, second.Match = "second", nil
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(100, time.Minute), second)
+		var cause error
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			r, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "second"})
+			expect.Must(t, errors.Join(err, expect.ErrOf(s.Limiter.Reset(ctx, "second", "acme"))))
+			expect.Must(t, expect.ErrOf(s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: r.Tenant})))
+			<-ctx.Done()
+			cause = context.Cause(ctx)
+			return s.Ok(ctx, task)
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"))
+		time.Sleep(5 * time.Minute)
+		expect.Equal(t, cause, throttle.ErrLeaseLost)
 	})
 }
 

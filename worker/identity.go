@@ -27,8 +27,7 @@ type Identity struct {
 	Tenant     string            // any bytes
 }
 
-// NewTask is asynq.NewTask for a task with its identity in a header, where the middleware
-// finds it. Retries keep it.
+// NewTask is asynq.NewTask for a task with its identity in a header, where the middleware finds it. Retries keep it.
 func NewTask(id Identity, typename string, payload []byte, opts ...asynq.Option) *asynq.Task {
 	headers := map[string]string{}
 	if text := id.text(); text != "" {

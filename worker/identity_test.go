@@ -78,8 +78,7 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 	})
 }
 
-// Any headers of a task give an identity that comes back as it is, or an error that asynq can
-// store.
+// Any headers of a task give an identity that comes back as it is, or an error that asynq can store.
 func FuzzHeaders(f *testing.F) {
 	for _, seed := range []string{
 		"", "tenant=acme&attribute.user=bob&attribute.ip=10.0.0.1&cost.requests=1&cost.tokens=1500",

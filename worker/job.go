@@ -31,6 +31,7 @@ func unmatchedError(taskType string) error {
 type Job struct {
 	caller   *throttle.Caller // identifies the task to the handler's calls; nil outside of a handler
 	limiter  *throttle.Limiter
+	lost     context.CancelCauseFunc // ends the handler's context, as a slot is lost
 	settling sync.Mutex
 	settled  throttle.Reservation // of the task, with the latest costs: Redis forgets them when they count no more
 	task     throttle.Reservation // of the task, as it was granted
@@ -98,10 +99,10 @@ func (j *Job) Cancel(ctx context.Context) error {
 	return nil
 }
 
-// Pause pauses the task's policy because the upstream refuses calls for d, or for an unknown time if d
-// is below a millisecond. It does so for the task's tenant or for all (throttle.Reservation.Pause), even if ctx
-// has ended. The task itself goes on. The limiter logs when a pause begins. After that an error of the handler
-// fails the task, unless it is a RetryAfter or a denial, or another policy's upstream has refused.
+// Pause pauses the task's policy because the upstream refuses calls for d, or for an unknown time if d is below a
+// millisecond: for the task's tenant or for all (throttle.Reservation.Pause), even if ctx has ended. The limiter logs
+// when a pause begins. The task goes on, and an error of its handler then fails it, unless that is a RetryAfter, a
+// denial or throttle.ErrUnavailable, or a slot was lost, or the upstream of another policy has refused.
 func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	if err := j.matched(); err != nil {
 		return err
@@ -132,10 +133,9 @@ func (j *Job) Reserve(ctx context.Context, r throttle.Request) (throttle.Reserva
 	return j.Wait(ctx, r)
 }
 
-// Wait is Reserve, but a request that does not fit waits in line, as throttle.Limiter.Wait has it:
-// until ctx ends, and for Request.MaxWait at most. It keeps the task's slot of the server busy meanwhile.
-// A request is denied at once if it would wait for slots of Concurrency windows whose holders may wait for
-// slots that this task holds.
+// Wait is Reserve, but a request that does not fit waits in line, as throttle.Limiter.Wait has it: until ctx ends,
+// and for Request.MaxWait at most. It keeps the task's slot of the server busy meanwhile. A request is denied at once
+// if it would wait for slots of Concurrency windows whose holders may wait for slots that this task holds.
 func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservation, error) {
 	if j.caller == nil {
 		return throttle.Reservation{}, ErrNoJob
@@ -203,7 +203,7 @@ func (j *Job) keep(ctx context.Context, reservation throttle.Reservation) error 
 		_ = reservation.Release(ctx) // if that fails, the lease expires
 		return errReturned
 	}
-	reservation.Hold(ctx)
+	context.AfterFunc(reservation.Hold(context.WithoutCancel(ctx)), func() { j.lost(throttle.ErrLeaseLost) })
 	j.extra = append(j.extra, reservation)
 	return nil
 }

@@ -49,8 +49,7 @@ func TestAContextWithoutATaskHasNoJob(t *testing.T) {
 	expect.Err(t, expect.ErrOf(job.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})), worker.ErrNoJob)
 }
 
-// The methods of a job whose type may be misspelt say so. By a policy that it names its handler may
-// reserve.
+// The methods of a job whose type may be misspelt say so. By a policy that it names its handler may reserve.
 func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -71,9 +70,8 @@ func TestAJobThatNoPolicyMatchesSaysSo(t *testing.T) {
 	})
 }
 
-// A handler's transport that reserves by the policy that its task was counted by would count each
-// call twice, and requeue the task for ever. It says so at the first call. After Cancel it may
-// reserve.
+// A handler's transport that reserves by the policy that its task was counted by would count each call twice, and
+// requeue the task for ever. It says so at the first call. After Cancel it may reserve.
 func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		var calls atomic.Int64

@@ -50,10 +50,10 @@ func joinErrors(limiterErr, asynqErr error) error {
 	return errors.Join(limiterErr, asynqErr)
 }
 
-// Ping returns nil if the Redises of asynq and of the limiter answer, and the limiter can decide. It is meant for
-// readiness probes, and takes at most 5 seconds. Errors are throttle.ErrUnavailable and throttle.ErrForbidden.
+// Ping returns nil if the Redises of asynq and of the limiter answer, and the limiter can decide: for readiness probes.
+// It takes 5 seconds at most, or a client's ReadTimeout if that is longer. Errors are CheckRedis's.
 func (l *link) Ping() error {
-	ctx, cancel := context.WithTimeout(context.Background(), cleanUpTimeout)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), cleanUpTimeout, outage.ErrSilent)
 	defer cancel()
 	asynqErr := l.tasks.Redis().Ping(ctx).Err()
 	return joinErrors(l.limiter.Ping(ctx), asynqErr)

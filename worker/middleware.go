@@ -115,7 +115,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	return s.run(ctx, a, request, d)
 }
 
-// report logs outages of the limiter and their ends, and calls OnDecision. A late task counts as an answer, unasked.
+// report logs outages of the limiter and their ends, and calls OnDecision. A refusal as too late counts as an answer.
 func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 	if d.FailedOpen != nil {
 		s.limiterLog.Failed(d.FailedOpen, "policy", d.Policy, "fails_open", true)

@@ -31,8 +31,8 @@ func MaxWait(d time.Duration) asynq.Option {
 // policy matches, it is an error with earliest_reset, ProcessAt, ProcessIn or Group.
 func Backlog(n int) asynq.Option { return option(func(e *enqueueTask) { e.request.Backlog = n }) }
 
-// ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is
-// expected to start, or of several tasks the last one. It has no effect if start is nil.
+// ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is expected to
+// start. Of EnqueueBulk that is the task at the end of the list. It has no effect if start is nil.
 func ReportStart(start *ExpectedStart) asynq.Option {
 	return option(func(e *enqueueTask) { e.reportTo = start })
 }
@@ -48,8 +48,8 @@ type ExpectedStart struct {
 	// estimate by the rate at which workers took tasks of the queue in the last minute.
 	At time.Time
 
-	// Latest is an upper bound, unless other tenants join later. It equals At if that is exact, and is
-	// zero where no bound is known.
+	// Latest is an upper bound, unless others join that go before it, or a limit is cut. It equals At if that
+	// is exact, and is zero where no bound is known.
 	Latest time.Time
 
 	// Binds names what delays the task for longest, as in throttle.Place. It is empty if the task fits now.

@@ -43,8 +43,8 @@ type Config struct {
 	// Limiter decides about tasks. Its policies name the task types that they match. It is required.
 	Limiter *throttle.Limiter
 
-	// Logger gets outages of the limiter and of asynq's Redis, task types that no policy matches, and mistakes in
-	// the setup. The default is slog.Default(). Pauses and changed rates are for throttle.Config.Logger.
+	// Logger gets outages of the limiter and of asynq's Redis, tasks that no policy can count, lost tickets and
+	// mistakes in the setup. The default is slog.Default(). Pauses and changed rates are for throttle.Config.Logger.
 	Logger *slog.Logger
 
 	// OnDecision, if not nil, is called with the decision about a task that asynq has picked up, before it takes
@@ -52,7 +52,7 @@ type Config struct {
 	OnDecision func(ctx context.Context, t *asynq.Task, d throttle.Decision)
 
 	// RejectUnmatched fails a task whose type no policy matches, with ErrUnmatched. By default such a task
-	// runs unthrottled. The first task of each such type is logged.
+	// runs unthrottled. The first task of each such type is logged, of up to 100 types.
 	RejectUnmatched bool
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -45,6 +46,17 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 	s.Plain.Close()
 	client.Close()
 	s.Wait("all connections are closed", func() bool { return m.CurrentConnectionCount() == 0 })
+}
+
+// A limiter's Redis that hangs is unavailable to a probe, too.
+func TestAProbeOfARedisThatHangs(t *testing.T) {
+	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
+		hangs := hooktest.Hook(func(ctx context.Context, _ redis.Cmder, _ redis.ProcessHook) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		expect.Err(t, s.Client(s.AnotherLimiter(hangs)).Ping(), throttle.ErrUnavailable)
+	})
 }
 
 // A server says at its start, once, how the Redis of both is not set up.
@@ -170,8 +182,7 @@ func TestUnmatchedTypesAreLoggedOnce(t *testing.T) {
 	}
 }
 
-// Task types may be made up for each task: those that are logged, and remembered for it, are
-// bounded.
+// Task types may be made up for each task: those that are logged, and remembered for it, are bounded.
 func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(s.Ok)

@@ -205,8 +205,8 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 		status, err := s.Status(ctx, f)
 		if ctx.Err() != nil {
 			progress.Clear()
-			fmt.Fprint(c.Stderr, "sluice: stopped: the firing goes on where a scheduler runs; "+
-				"\"sluice batch resume\" goes on here, and \"batch cancel\" ends it\n")
+			fmt.Fprint(c.Stderr, "sluice: stopped: the firing goes on where a scheduler runs; \"sluice batch resume\" "+
+				"goes on here until all tasks are enqueued, and \"batch cancel\" ends it\n")
 			return errInterrupted
 		}
 		if err != nil {

@@ -163,8 +163,8 @@ func (c *ControlCommand) readTarget(ctx context.Context, f *fleet) error {
 	return nil
 }
 
-// lookUpTenant reports whether the policy knows the tenant: by its file, an override, tickets or units used. If not, it
-// returns the names of others.
+// lookUpTenant reports whether the policy knows the tenant: by its settings, an override, tickets, units used or
+// grants of the last hour. If not, it returns the names of others.
 func (c *ControlCommand) lookUpTenant(
 	ctx context.Context, f *fleet, p throttle.Policy,
 ) (known bool, others []string, err error) {

@@ -46,7 +46,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("resume", "api", "--why", "up"), "api was not paused by an operator")
 		must(t, client.FlushAll(t.Context()).Err())
 		run("limits", "set", "api", "pace", "--limit", "3", "--why", "x").want(t, exitBadInput, "no policies are published: publish")
-		run("reset", "api", "--why", "x").want(t, exitBadInput, `policy "api"`)
+		run("reset", "api", "--why", "x").want(t, exitBadInput, `policy "api": must be one of those published: there are none`)
 		run("limits", "rollback", "--why", "x").want(t, exitBadInput, "the log has no policies from before version 0")
 		run("limits", "publish", d.path("policies.yml")).want(t, exitBadInput, "--why is missing")
 		says(run("limits", "publish", d.path("policies.yml"), "--why", "first"), "published version 1")

@@ -17,7 +17,7 @@ import (
 // no time, and nobody else calls.
 type forecast struct {
 	Jobs          int      `json:"jobs"`            // to be done
-	Done          int      `json:"done"`            // jobs with a result in --out
+	Done          int      `json:"done"`            // jobs with a result in --out that are not to run again
 	AtBestSeconds *float64 `json:"at_best_seconds"` // null if it is longer than a plan looks ahead
 	Window        string   `json:"window"`          // that the last job waits for; "" if no job waits
 }

@@ -30,7 +30,7 @@ type RunCommand struct {
 func (m *Main) runCommand() *cli.Command {
 	c := &RunCommand{Main: m}
 	return &cli.Command{
-		Name: "run", Usage: "make HTTP calls of your own, throttled and once each", Action: c.Run,
+		Name: "run", Usage: "make HTTP calls of your own, throttled, until each has its result", Action: c.Run,
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "jobs", Destination: &c.Jobs, TakesFile: true,
 				Usage: "the jobs, one a line of `FILE`; - reads stdin"},

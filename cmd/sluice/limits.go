@@ -224,7 +224,7 @@ func (m *Main) limitsOverride() *cli.Command {
 		&cli.FloatFlag{Name: "weight", Destination: &weight,
 			Usage: "the tenant's share is `N` times that of weight 1"},
 		&cli.StringFlag{Name: "exempt", Destination: &exempt,
-			Usage: "`yes`: counted, but never denied; no: not exempt"})
+			Usage: "`yes`: counted, and denied only by operators' pauses; no: not exempt"})
 }
 
 func (m *Main) limitsClear() *cli.Command {

@@ -104,8 +104,7 @@ func decoded[V any](t *testing.T, e ending) (v V) {
 	return v
 }
 
-// A remote is the far side of the jobs: it answers by what the path says, and remembers every
-// call.
+// A remote is the far side of the jobs: it answers by what the path says, and remembers every call.
 type remote struct {
 	*httptest.Server
 	delay  time.Duration

@@ -137,8 +137,7 @@ func newCluster(t *testing.T, args ...string) *redis.Client {
 	return throttletest.Client(t, servers.Cluster(t, 1, 0, args...).Nodes[0].Addr)
 }
 
-// newSentinel starts a sentinel that knows a master by the name mymaster, and returns its address
-// without TLS.
+// newSentinel starts a sentinel that knows a master by the name mymaster, and returns its address without TLS.
 func newSentinel(t *testing.T, master string, args ...string) string {
 	host, port, _ := net.SplitHostPort(master)
 	addr := freePort(t)

@@ -129,7 +129,7 @@ func (f *fleet) policy(name string) (throttle.Policy, error) {
 			return p, nil
 		}
 	}
-	return throttle.Policy{}, badInput("policy %q: must be one of %s", name, strings.Join(names, ", "))
+	return throttle.Policy{}, badInput("policy %q: must be one of %s", name, cmp.Or(strings.Join(names, ", "), "those published: there are none"))
 }
 
 // windowOf returns a policy's window of a name. The caller may change it in place.

@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Findings returns one line for each setting that is wrong: see throttle.Limiter.CheckRedis. It returns the error of
+// Findings returns a sentence for each setting that is wrong: see throttle.Limiter.CheckRedis. It returns the error of
 // go-redis if Redis does not answer, or does not know the user.
 func Findings(ctx context.Context, client redis.UniversalClient) ([]string, error) {
 	cluster, ok := client.(*redis.ClusterClient)

@@ -55,8 +55,7 @@ type Process struct {
 	claim  net.PacketConn // never closed: clients may look for a server that was stopped
 }
 
-// StartRedis is Redis for programs that are not tests: the server works in the directory given, and
-// Stop ends it.
+// StartRedis is Redis for programs that are not tests: the server works in the directory given, and Stop ends it.
 func StartRedis(dir string, args ...string) (*Process, error) {
 	return startServer(dir, append([]string{"--save", "", "--appendonly", "no"}, args...)...)
 }
@@ -78,8 +77,7 @@ func addrsOf(processes []*Process) []string {
 	return addrs
 }
 
-// startServer starts a redis-server with these arguments, the first of which may be a configuration
-// file.
+// startServer starts a redis-server with these arguments, the first of which may be a configuration file.
 func startServer(dir string, args ...string) (*Process, error) {
 	log := filepath.Join(dir, "redis.log")
 	return startOnFreePort(log, func(port int) (*exec.Cmd, error) {

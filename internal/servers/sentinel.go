@@ -28,9 +28,8 @@ func Sentinel(t testing.TB, replicas int, args ...string) *Sentinels {
 	return started(t, func(dir string) (*Sentinels, error) { return StartSentinels(dir, replicas, args...) })
 }
 
-// StartSentinels is Sentinel for programs that are not tests: the servers work below the directory
-// given, and Stop ends them. It returns when the sentinels know each other and all replicas, within
-// a minute.
+// StartSentinels is Sentinel for programs that are not tests: the servers work below the directory given, and Stop
+// ends them. It returns when the sentinels know each other and all replicas, within a minute.
 func StartSentinels(dir string, replicas int, args ...string) (*Sentinels, error) {
 	s := &Sentinels{}
 	if err := s.start(dir, replicas, args); err != nil {

@@ -16,8 +16,7 @@ type Client struct {
 	// Edit, if not nil, changes the text of every script.
 	Edit func(text string) string
 
-	// Now, if not nil, returns the time in microseconds that the scripts go by; 0 is the clock of
-	// Redis.
+	// Now, if not nil, returns the time in microseconds that the scripts go by; 0 is the clock of Redis.
 	Now func() int64
 
 	// Gathered returns how many bundles of requests of a policy wait for the call that is under way. New sets it.

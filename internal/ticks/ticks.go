@@ -7,8 +7,8 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// Parse is cron.ParseStandard, except where the clock is set in the zone of Next's argument. A time that the clock
-// skips comes when the clock is set, unless the expression has one in every hour. A midnight shown twice comes once.
+// Parse is cron.ParseStandard, except where the zone of Next's argument sets its clock. A time that is skipped comes
+// at that moment, unless the expression has a time in every hour. A midnight that is shown twice comes once.
 func Parse(expression string) (cron.Schedule, error) {
 	schedule, err := cron.ParseStandard(expression)
 	if spec, ok := schedule.(*cron.SpecSchedule); ok {

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// An expected alert fires within two minutes of a time, and is over two and a half minutes after
-// another.
+// An expected alert fires within two minutes of a time, and is over two and a half minutes after another.
 type expected struct {
 	alert     string
 	from, end time.Duration

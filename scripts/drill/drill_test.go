@@ -204,8 +204,7 @@ func (d *drill) missing(step step, seen map[string]bool) (all []string) {
 	return all
 }
 
-// serveAPI serves the API that handlers call. It notes the IDs of tasks, and refuses a call when it is
-// told to.
+// serveAPI serves the API that handlers call. It notes the IDs of tasks, and refuses a call when it is told to.
 func (d *drill) serveAPI() (url string) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		select {

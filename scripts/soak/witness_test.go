@@ -122,8 +122,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	expect.That(t, maps.Equal(taken, map[string]bool{"taken": true, takenUUID: true}), "taken from the line", taken)
 }
 
-// Sluice repeats a pick-up until it is answered. A lost reply explains nothing then, unless the
-// worker died.
+// Sluice repeats a pick-up until it is answered. A lost reply explains nothing then, unless the worker died.
 func TestWitnessOfRepeatedCalls(t *testing.T) {
 	t.Parallel()
 	delivered, lost := func() bool { return true }, func() bool { return false }

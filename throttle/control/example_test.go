@@ -13,8 +13,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/control"
 )
 
-// A limit of one tenant is raised while programs run. A worker and a client have a limiter each,
-// and both follow.
+// A limit of one tenant is raised while programs run. A worker and a client have a limiter each, and both follow.
 func Example() {
 	server, err := miniredis.Run() // in production, a Redis
 	if err != nil {

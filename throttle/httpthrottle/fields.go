@@ -54,6 +54,11 @@ func nothingLeft(h http.Header) bool {
 			}
 		}
 	}
+	if members, err := httpsfv.UnmarshalDictionary(h.Values("RateLimit")); err == nil {
+		if left, ok := member(members, "remaining"); ok && left == 0 {
+			return true
+		}
+	}
 	list, _ := httpsfv.UnmarshalList(h.Values("RateLimit"))
 	for _, member := range list {
 		if item, ok := member.(httpsfv.Item); ok {
@@ -194,21 +199,23 @@ func dictionary(values []string) []remainder {
 	if err != nil {
 		return nil
 	}
-	field := func(key string) (int64, bool) {
-		member, _ := members.Get(key)
-		item, ok := member.(httpsfv.Item)
-		if !ok {
-			return 0, false
-		}
-		n, ok := item.Value.(int64)
-		return n, ok
-	}
-	left, ok := field("remaining")
-	reset, timed := field("reset")
+	left, ok := member(members, "remaining")
+	reset, timed := member(members, "reset")
 	if !ok || !timed {
 		return nil
 	}
 	return appendValid(nil, remainder{throttle.Requests, left, time.Duration(min(reset, 1e9)) * time.Second})
+}
+
+// member returns an integer of a dictionary.
+func member(members *httpsfv.Dictionary, key string) (int64, bool) {
+	found, _ := members.Get(key)
+	item, ok := found.(httpsfv.Item)
+	if !ok {
+		return 0, false
+	}
+	n, ok := item.Value.(int64)
+	return n, ok
 }
 
 // quotaUnits returns the units in RateLimit-Policy, by the name of the policy.

@@ -60,6 +60,7 @@ func TestARefusalIsLearnt(t *testing.T) {
 		{"forbidden, as nothing is left", 403, []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "90"}, 90 * time.Second},
 		{"forbidden, as nothing was left until now", 403, []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "0"}, 7 * time.Second},
 		{"forbidden, as nothing is left, by RateLimit", 403, []string{"RateLimit", `"a";r=9, "b";r=0`}, 7 * time.Second},
+		{"forbidden, as nothing is left, by draft 07", 403, []string{"RateLimit", "limit=9, remaining=0, reset=5"}, 5 * time.Second},
 		{"forbidden, though some is left", 403, []string{"RateLimit", `"a";r=9`, "X-RateLimit-Remaining", "4"}, 0},
 		{"fine", 200, []string{"Retry-After", "20"}, 0},
 	} {

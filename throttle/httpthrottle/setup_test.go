@@ -96,8 +96,7 @@ func answer(body io.ReadCloser) base {
 	}
 }
 
-// stream is a base. The body of its response is what the caller writes, until the call's context
-// ends.
+// stream is a base. The body of its response is what the caller writes, until the call's context ends.
 func stream() (base, *io.PipeWriter) {
 	reader, writer := io.Pipe()
 	return func(req *http.Request) (*http.Response, error) {

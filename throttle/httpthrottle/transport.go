@@ -38,8 +38,8 @@ type TransportConfig struct {
 	// costs nothing if Base reports connections to net/http/httptrace, as *http.Transport does.
 	Base http.RoundTripper
 
-	// LearnOnly reserves nothing. It is for calls of jobs that took their cost when they began.
-	// Refusals pause the policy all the same. Remaining units are learnt if the Caller's Decision is of that tenant.
+	// LearnOnly reserves nothing: for calls of jobs that took their cost when they began. Refusals pause the policy
+	// all the same. Remaining units are learnt if the Caller's Decision is of the call's policy and tenant.
 	LearnOnly bool
 
 	// Limiter decides. It is required.
@@ -66,9 +66,9 @@ type TransportConfig struct {
 	// context's throttle.Caller.
 	Policy string
 
-	// Refusal reports whether a response refuses the call for now, and for how long, 0 for unknown.
-	// It must not read the body. The default knows 429; 503 with Retry-After; and 403 with
-	// Retry-After or with nothing remaining of some unit, until the longest reset of these.
+	// Refusal reports whether a response refuses the call for now, and for how long, 0 for unknown. It must not
+	// read the body. The default knows 429; 503 with Retry-After; and 403 with Retry-After, or with nothing
+	// remaining of a unit. Without Retry-After, 429 and 403 last until the longest reset of such units.
 	Refusal func(*http.Response) (retryIn time.Duration, refused bool)
 
 	// Request returns what to reserve for a call, and false if that is unknown. The default is the request of

@@ -38,7 +38,7 @@ type flow struct {
 	tickets int64
 	units   string // what each costs, or all together: see internal/script/lua/line_units.lua
 	weight  int64  // in thousandths
-	rank    string // of its first ticket, 16 digits; "-" if the flow waits at no node
+	rank    string // of its first ticket, 16 digits; says nothing if the flow waits at no node
 	tag     string // of its tenant: a take moves it; 0 if windows count by other attributes, too
 
 	ticket, cost string // of the ticket that is asked about; if empty, that is the last one of the flow

@@ -55,7 +55,7 @@ type Finish struct {
 	Tenant    string    `json:"tenant,omitempty"`     // Demand.Tenant
 	Count     int       `json:"waiting"`              // requests
 	Binds     string    `json:"binds,omitempty"`      // what the last waits for longest: a window, or throttle.BySlots
-	Expected  time.Time `json:"expected,omitzero"`    // Plan.At if there is none; zero if not within MaxPlan
+	Expected  time.Time `json:"expected,omitzero"`    // Plan.At if there is none; zero after MaxPlan, or with NeverFits
 	Late      int       `json:"late,omitempty"`       // how many have not ended by PlanOptions.By
 	NeverFits string    `json:"never_fits,omitempty"` // a window that can never grant one of them
 	left      int64     // that have not started
@@ -63,8 +63,8 @@ type Finish struct {
 
 // Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
 // simulates the lines, from what their windows had counted, what waited and pauses. What waits and is no
-// demand holds what it gets as long as the longest demand. Plan leaves out how an upstream has slowed the
-// policy down (Policy.KeepRate). An error may be a *throttle.RequestError of the options.
+// demand holds what it gets as long as the longest demand. Plan leaves out how an upstream has slowed the policy
+// down (Policy.KeepRate), priorities of queues, and who holds slots now. Errors may be *throttle.RequestErrors.
 func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	for name, n := range o.Limits {
 		if s.Limits[name] == 0 || n < 1 {
@@ -89,13 +89,13 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	return p, nil
 }
 
-// Simulate returns when all that waits for a policy would be done as it is now, and by a variant of that
-// name, such as one with another limit or weight. It begins with what the windows have counted that have the
+// Simulate returns two forecasts of when all that waits for a policy is done: by the policy in force, and by a
+// variant of it, such as with another limit or weight. Both begin with what the windows have counted that have the
 // same name, algorithm and scope. What operators have put in force holds in both, but in the variant
 // `overrides` replace their tenants' overrides; their Until is ignored. For what it leaves out see Plan.
 //
 // It reads all tenants that wait in pages, with what their windows have counted. An error may be a
-// *throttle.PolicyError of the variant.
+// *throttle.PolicyError of the variant, or a *throttle.RequestError of a ticket that joined by other scopes.
 func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overrides ...throttle.TenantOverride) (
 	now, then Plan, err error) {
 	lines, err := i.lines(variant.Name)

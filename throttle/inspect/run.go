@@ -112,8 +112,8 @@ func (f *simFlow) leave() {
 	}
 }
 
-// fits returns when the next tickets of a flow have room at a level, and the window that has room last: one that
-// has room keeps it while the flow waits. Pauses, and the time from which on demands may start, have no name.
+// fits returns when the next tickets of a flow have room at a level, and the window that has room last: the others
+// keep theirs while the flow waits. Pauses, and the time from which on demands may start, have no name.
 func (f *simFlow) fits(t int64, level int) (at int64, by string) {
 	at = t
 	if open := f.line.sim.Open; level == ownLevel && open != nil && f.tickets[0].finish > 0 {

@@ -59,7 +59,7 @@ type State struct {
 	Share      float64           `json:"share,omitempty"`      // of its weight in all weights of the queue: 0 to 1
 
 	// Of a ticket: its position among the Waiting, from 1, when it began to wait, even if it ran since, and
-	// its cost by unit. Of a tenant that is the average of one of its tickets.
+	// its cost by unit. Of a tenant only Cost: the average of its tickets.
 	Position int64            `json:"position,omitempty"`
 	Cost     map[string]int64 `json:"cost,omitempty"`
 	Joined   time.Time        `json:"joined,omitzero"`
@@ -183,11 +183,11 @@ func (l *line) states(ctx context.Context, flows ...flow) (states []State) {
 }
 
 func stateOf(f flow, standing *throttle.Standing, oldest time.Time) State {
-	r, d := standing.Request, standing.Decision
+	r, d, p := standing.Request, standing.Decision, standing.Policy
 	s := State{
-		At: cmp.Or(d.At, time.Now()), Policy: standing.Policy.Name, Tenant: r.Tenant, Attributes: r.Attributes,
-		Waiting: f.tickets, Oldest: oldest, Cost: r.Cost, Exempt: d.Exempt, Windows: []throttle.WindowState{}, Pause: d.Pause,
-		Adapted: d.Adapted, Remaining: d.Remaining, Observes: standing.Policy.Observe, Removed: standing.Removed, flow: f,
+		At: cmp.Or(d.At, time.Now()), Policy: p.Name, Tenant: r.Tenant, Attributes: r.Attributes, Removed: standing.Removed,
+		Waiting: f.tickets, Oldest: oldest, Cost: r.Cost, Windows: []throttle.WindowState{}, Pause: d.Pause, flow: f,
+		Adapted: d.Adapted, Remaining: d.Remaining, Observes: p.Observe, Exempt: d.Exempt || standing.Free && !p.Observe,
 	}
 	if f.name != "" {
 		s.Weight = cmp.Or(float64(f.weight)/1000, standing.Weight)

@@ -2,8 +2,8 @@ package policyfile
 
 import "time"
 
-// A Batch is an entry under the key "batches", as it is written. Fields that the file leaves out are
-// zero. Package worker/batchfile knows what the others may hold.
+// A Batch is an entry under the key "batches", as it is written. Fields that the file leaves out are zero. Package
+// worker/batchfile checks the values of the others.
 type Batch struct {
 	Duration     time.Duration
 	Ended        string

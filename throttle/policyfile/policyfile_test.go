@@ -211,8 +211,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// The files that users begin with load alone and together, and name the source and
-// the date of their figures.
+// The files that users begin with load alone and together, and name the source and the date of their figures.
 func TestProviderFiles(t *testing.T) {
 	const dir = "../../docs/reference/providers/"
 	files, _ := filepath.Glob(dir + "*.yml")

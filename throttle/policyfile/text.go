@@ -35,8 +35,8 @@ func (d *decoder) readable(data []byte) bool {
 	return true
 }
 
-// expands returns whether the file is small enough with every alias written out. If not, it reports
-// the line.
+// expands returns whether no alias refers to itself, and the file is small enough with every alias written out. If
+// not, it reports the line.
 func (d *decoder) expands(root *yaml.Node) bool {
 	left, open := maxNodes, map[*yaml.Node]bool{}
 	var walk func(n *yaml.Node) bool

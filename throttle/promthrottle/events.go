@@ -67,7 +67,7 @@ func (m *Metrics) ended(policy string, took time.Duration, err error) {
 // dequeue is the script that package worker names for its calls to asynq's Redis.
 const dequeue = "dequeue"
 
-// classes are errors, and their names as labels.
+// classes are kinds of errors, and their names in the label "class".
 var classes = []struct {
 	err  error
 	name string
@@ -77,7 +77,7 @@ var classes = []struct {
 	{throttle.ErrReply, "reply"}, {context.DeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
 }
 
-// classOf returns the class of an error, "" for nil.
+// classOf returns the kind of an error, "" for nil.
 func classOf(err error) string {
 	if err == nil {
 		return ""

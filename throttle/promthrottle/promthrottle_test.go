@@ -25,8 +25,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// series returns all series as lines such as `sluice_waiting{policy="api"} 2`, of histograms their
-// counts.
+// series returns all series as lines such as `sluice_waiting{policy="api"} 2`, of histograms their counts.
 func series(t *testing.T, registry *prometheus.Registry) (lines []string) {
 	t.Helper()
 	families := expect.Got(registry.Gather())(t)

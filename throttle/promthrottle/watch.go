@@ -141,8 +141,8 @@ type outages struct {
 	past   time.Duration        // of all outages that have ended
 }
 
-// note records the end of a call about a policy, or with "" of a scrape. An outage begins when the call that fails
-// began, not when it ended: go-redis may repeat a call that hangs.
+// note records the end of a call about a policy; with "" it is a scrape, or any call to asynq's Redis. An outage begins
+// when the call that fails began, not when it ended: go-redis may repeat a call that hangs.
 func (o *outages) note(policy string, took time.Duration, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

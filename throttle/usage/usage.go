@@ -27,7 +27,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Span is the shortest time that Top covers. The longest is a bucket more.
+// Span is the shortest time that Top covers. The longest is 5 minutes more, the span of a set.
 const Span = time.Hour
 
 const (
@@ -96,9 +96,9 @@ func (c *Counter) add(key count, n int64) {
 	}
 }
 
-// Start writes the observed grants and the number of waiting tickets every 10 seconds, in one pipeline. It
-// uses the limiter's Redis and Logger. Stop ends that and writes the rest. If Redis hangs it waits
-// 5 seconds, or longer by the client's ReadTimeout, for a write under way, and as long for the last.
+// Start writes the observed grants and the number of waiting tickets every 10 seconds: by one short command for each
+// line, and a pipeline. It uses the limiter's Redis and Logger. Stop ends that and writes the rest. If Redis hangs it
+// waits 5 seconds, or longer by the client's ReadTimeout, for a write under way, and as long for the last.
 func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
@@ -181,7 +181,7 @@ func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use,
 			units[z.Member.(string)] += int64(z.Score)
 		}
 	}
-	// A refund stays in its bucket after its grant's bucket has left the hour: a sum may be 0 or below.
+	// A refund stays in its set after the set of its grant has left the hour: a sum may be 0 or below.
 	maps.DeleteFunc(units, func(_ string, n int64) bool { all += max(0, n); return n <= 0 })
 	tenants := slices.SortedFunc(maps.Keys(units), func(a, b string) int {
 		return cmp.Or(-cmp.Compare(units[a], units[b]), cmp.Compare(a, b))

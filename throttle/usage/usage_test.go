@@ -41,8 +41,7 @@ func top(t *testing.T, l *throttle.Limiter, n int) string {
 	return fmt.Sprint(uses)
 }
 
-// What tenants were granted by all processes is told by tenant, however it was granted, less what
-// they gave back.
+// What tenants were granted by all processes is told by tenant, however it was granted, less what they gave back.
 func TestTopTellsWhoUsedWhatAllShare(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
@@ -157,6 +156,23 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 		expect.That(t, slices.Equal(changes, want), "the changes are", changes, "want", want)
 		write()
 		expect.Equal(t, top(t, l, 1), "[{acme 30 1}]")
+	})
+}
+
+// What was taken from a line and given back was used by nobody.
+func TestWhatIsGivenBackIsNotUsed(t *testing.T) {
+	t.Parallel()
+	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
+		write, l := counted(t, client, func(throttle.Correction) {})
+		line, queues := l.Line("api"), limitertest.Queues("q")
+		r := throttle.Request{Policy: "api", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: "a"}}
+		for _, giveBack := range []func(context.Context, []throttle.TakenTicket) error{line.PutBack, line.Refund} {
+			expect.Must(t, expect.ErrOf(line.Join(t.Context(), []throttle.Request{r})))
+			taken := expect.Got(line.Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: 1}))(t)
+			expect.Must(t, giveBack(t.Context(), taken.Tickets))
+		}
+		write()
+		expect.Equal(t, top(t, l, 1), "[]")
 	})
 }
 

@@ -17,8 +17,8 @@ import (
 
 // A Batch describes which tasks are enqueued, and when.
 type Batch struct {
-	// Duration is how long a task takes, for plans, until a firing has measured it. The default, 0, is
-	// unknown. Without either, plans count a Timeout among the Options.
+	// Duration is how long a task takes, for plans, until a firing has measured it. The default, 0, is unknown.
+	// Without a measured or a given one, plans count a Timeout among the Options.
 	Duration time.Duration
 
 	// Ended is the type of a task that is enqueued, into the batch's queue, each time a firing ends or OnFailed
@@ -57,16 +57,14 @@ type Batch struct {
 	// firing goes on to its end. The default, empty, never stops it.
 	OnFailed string
 
-	// Overlap decides about a firing while another one of the batch has not ended. The default is
-	// OverlapAllow.
+	// Overlap decides about a firing while another one of the batch has not ended. The default is OverlapAllow.
 	Overlap Overlap
 
 	// Queue is the tasks' queue. The default is "default".
 	Queue string
 
-	// Schedule is a cron expression of five fields or a descriptor such as "@daily" or "@every 1h", as
-	// robfig/cron/v3 has them. It may begin with "TZ=Europe/Berlin ". Without a schedule the batch
-	// fires by hand only.
+	// Schedule is a cron expression of five fields or a descriptor such as "@daily" or "@every 1h", as robfig/cron/v3
+	// has them. It may begin with "TZ=Europe/Berlin ". Without a schedule the batch fires by hand only.
 	Schedule string
 
 	// Tasks yields the tasks of one tenant. They are of throttle.ClassBatch unless their worker.Identity has

@@ -58,8 +58,7 @@ func TestATickFiresOnce(t *testing.T) {
 	})
 }
 
-// A batch is killed five times while it is enqueued, and has every task once, also those that have
-// run by then.
+// A batch is killed five times while it is enqueued, and has every task once, also those that have run by then.
 func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 	t.Parallel()
 	t.Run("redis", func(t *testing.T) { // a miniredis takes seconds for so many tasks
@@ -191,9 +190,12 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		expect.That(t, before >= 2*10 && before <= 3*10, before, "ran in 25 s")
 		st := status()
-		expect.That(t, ran() == before && st.State == batch.StatePaused && st.Waiting == 100-st.Done-st.Failed && st.Running == 0, st, ran(), before)
+		expect.That(t, ran() == before && st.State == batch.StatePaused && st.Waiting == 100-st.Done-st.Failed && st.Running == 0 &&
+			st.Finish.IsZero(), st, ran(), before)
 		scheduled, err := s.Inspector.ListScheduledTasks("default", asynq.PageSize(1000))
 		expect.That(t, err == nil && len(scheduled) == status().Waiting, len(scheduled), "tasks are scheduled", err)
+		why := expect.Got(s.Client(s.Limiter).Explain(t.Context(), "default", scheduled[0].ID))(t).Why
+		expect.That(t, why == "its batch has set it aside, as it is paused, stopped or outside its hours", why)
 		s.ok(p.Resume(t.Context(), f))
 		time.Sleep(30 * time.Second)
 		expect.That(t, ran() >= before+2*10 && status().State == batch.StateRunning, "resumed", ran(), before)

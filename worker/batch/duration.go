@@ -27,7 +27,7 @@ func (d Duration) span() time.Duration { return time.Duration(d.Seconds * float6
 // measuredTasks is the number of done tasks from which on a firing goes by its own durations.
 const measuredTasks = 10
 
-// duration returns how long a task of the batch takes, by its newest five firings.
+// duration returns how long a task of the batch takes: by its newest five firings, or else as its Batch says.
 func (s *Scheduler) duration(ctx context.Context, b *compiled) (Duration, error) {
 	firings, err := s.redis.Firings(ctx, b.Queue, b.Name, 5)
 	if err != nil {

@@ -64,7 +64,7 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 
 // flush enqueues a chunk of tasks, the first one of index `from`, and then writes the fields of the cursor.
 func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields ...any) (want string, err error) {
-	// A chunk that was begun is finished: a join that is cut off would make its tasks pending.
+	// A chunk that was begun is finished: tasks whose join is cut off start some two minutes late, by forward.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(w.lease, leaseFor))
 	defer cancel()
 	call = asynqredis.WithMembers(call, asynqredis.Members{Firing: w.f, From: from})

@@ -128,8 +128,7 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 	}
 }
 
-// tick decides the ticks that are due. It returns the firings that have not ended, and when to ask
-// next.
+// tick decides the ticks that are due. It returns the firings that have not ended, and when to ask next.
 func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqredis.Firing, pause time.Duration, err error) {
 	ticks := b.Schedule + " " + b.zone.String()
 	known, err := s.redis.Schedule(ctx, b.Queue, b.Name, ticks)

@@ -82,8 +82,7 @@ func (s Status) HasEnded() bool {
 	return s.State == StateDone || s.State == StateCancelled || s.State == StateRefused
 }
 
-// Behind returns how far the firing is behind its plan: negative if it is ahead, and 0 if that is
-// unknown.
+// Behind returns how far the firing is behind its plan: negative if it is ahead, and 0 if that is unknown.
 func (s Status) Behind() time.Duration {
 	last := s.Finish
 	if s.HasEnded() {
@@ -169,6 +168,9 @@ func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 	}
 	if s.DelayedBy != "" {
 		s.DelayedSince = time.Unix(r.Since, 0).UTC()
+	}
+	if r.Want == wantPause { // the scheduler that forecast it may have ended
+		s.Finish, s.Binds, s.Overdue = time.Time{}, "", 0
 	}
 	s.Total = max(r.Index, r.ended())
 	if r.Phase == phaseEnqueue { // tasks may run before the cursor is behind them

@@ -18,9 +18,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Tenants yields the tenants of a firing. A tenant that comes twice is an error. It is called once for each
-// firing, as Redis keeps the list, and once for each plan. After an error or a panic it is called again
-// some time later.
+// Tenants yields the tenants of a firing. A tenant that comes twice is an error. It is called once for each firing,
+// as Redis keeps the list, and once for each plan. After an error or a panic it is called again some time later.
 type Tenants func(ctx context.Context, f Firing) iter.Seq2[string, error]
 
 // Tasks yields the tasks of one tenant of a firing. They are never all in memory. It is called once to
@@ -41,8 +40,7 @@ func List(tenants ...string) Tenants {
 	}
 }
 
-// ListFile is Tenants for a file with one name a line. Empty lines, and lines that begin with #, are
-// left out.
+// ListFile is Tenants for a file with one name a line. Empty lines, and lines that begin with #, are left out.
 func ListFile(path string) Tenants {
 	return func(context.Context, Firing) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {

@@ -18,7 +18,7 @@ const (
 	// lookEvery is how often the holder looks at its firing.
 	lookEvery = time.Second
 
-	// pauseLeast is the pause after an error. It doubles up to pauseMost, until chunks go through again.
+	// pauseLeast is the delay of the next try after an error. It doubles to pauseMost, until chunks go through again.
 	pauseLeast = 250 * time.Millisecond
 	pauseMost  = 30 * time.Second
 )
@@ -153,7 +153,7 @@ func (w *work) step(ctx context.Context, r record) (again bool, err error) {
 	case w.stops(r):
 		return true, w.stop(ctx, r)
 	case r.Phase == phaseDrain && r.Want != wantPause && r.ended() >= r.Index: // also after its hours
-		return true, w.end(ctx, r, StateDone)
+		return true, w.end(ctx, StateDone)
 	case r.Want == wantPause, !open:
 		return false, w.pause(ctx, r)
 	case r.Aside, r.Closes != w.b.closes(tick, now):
@@ -194,11 +194,11 @@ func (w *work) begin(ctx context.Context, r record) error {
 	switch {
 	case p.refused:
 		w.config.Logger.Error("batch: nothing is enqueued, as tasks would end too late", details...)
-		r.Reason = fmt.Sprintf("batch: %d tasks are expected to end too late: nothing is enqueued", p.all.Late)
-		if _, err := w.redis.Update(ctx, w.f, w.holder, append(fields, "reason", r.Reason)...); err != nil {
+		reason := fmt.Sprintf("batch: %d tasks are expected to end too late: nothing is enqueued", p.all.Late)
+		if _, err := w.redis.Update(ctx, w.f, w.holder, append(fields, "reason", reason)...); err != nil {
 			return err
 		}
-		return w.end(ctx, r, StateRefused)
+		return w.end(ctx, StateRefused)
 	case p.all.Late > 0:
 		w.config.Logger.Warn("batch: tasks are expected to end too late", details...)
 	case w.b.FinishBy != "" && len(p.all.Unknown) > 0:

@@ -26,9 +26,9 @@ func Load(path string) ([]throttle.Policy, []batch.Batch, error) {
 	return Parse(path, data)
 }
 
-// Parse parses the text of a policy file. Errors mention the file by its name. Files that the text
-// mentions must exist; relative paths begin at the folder of the policy file. Parse returns valid
-// policies and batches, in the order of the file. The error joins *policyfile.Errors: the first of each batch.
+// Parse parses the text of a policy file, and returns valid policies and batches in the order of the file. Messages
+// call the file by its name. Files that the text names must exist; relative paths begin at the policy file's folder.
+// The error joins *policyfile.Errors: all of policyfile.ParseFile's or, if it has none, the first of each batch.
 func Parse(name string, data []byte) ([]throttle.Policy, []batch.Batch, error) {
 	f, err := policyfile.ParseFile(name, data)
 	if err != nil {

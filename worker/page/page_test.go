@@ -253,8 +253,7 @@ func TestNamesAreOnlyText(t *testing.T) {
 	v.wants(v.get("?policy=github&tenant="+url.QueryEscape(hostile)), "Minute 3", "<dt>Waiting</dt><dd>5</dd>")
 }
 
-// Whoever does not know the token changes nothing, nor does another site by the browser of one who
-// does.
+// Whoever does not know the token changes nothing, nor does another site by the browser of one who does.
 func TestOnlyOperatorsChangeSomething(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))

@@ -33,7 +33,7 @@ type status struct {
 	Word, How string
 }
 
-// Text is the status in plain words. Word may end by a comma or colon, for pages that show it in bold before How.
+// Text is the status in plain words. Word may end in a comma or colon: the page shows it in bold before How.
 func (s status) Text() string {
 	word := strings.TrimRight(s.Word, ",:")
 	if s.How == "" || s.Trouble == fine && s.Word != word || strings.HasPrefix(s.How, "by ") || strings.HasPrefix(s.How, "asks ") {

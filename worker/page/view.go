@@ -99,7 +99,7 @@ type headline struct {
 // A fact is a number in the strip.
 type fact struct{ Name, Value, Class, Note string }
 
-// A group of policies is in the same trouble.
+// A group is a set of policies that are in the same trouble.
 type group struct {
 	Name, Note string
 	Policies   []policyView

@@ -46,7 +46,7 @@ func handle(ctx context.Context, task *asynq.Task) error {
 
 var acme = worker.Identity{Tenant: "acme", Cost: map[string]int64{throttle.Requests: 1, "tokens": 1500}}
 
-// Hours of throttling take a second.
+// Hours of throttling take seconds.
 func TestHoursOfTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := workertest.Start(t, workertest.Config{Handler: asynq.HandlerFunc(handle), Policies: policies})

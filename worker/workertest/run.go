@@ -23,8 +23,8 @@ const (
 	OutcomeArchived Outcome = "archived" // it failed for good
 )
 
-// A Run is one run of a handler, and what the handler did by its job (worker.FromContext). Refusals
-// and Reserved are known only if no other handler ran meanwhile.
+// A Run is one run of a handler, and what the handler did by its job (worker.FromContext). Refusals and Reserved are
+// known only if meanwhile no other handler ran, and nothing was decided about another task.
 type Run struct {
 	Cancelled bool                // the handler gave the task's cost back
 	Cost      map[string]int64    // of the task in the end, as settled, for the units that it named

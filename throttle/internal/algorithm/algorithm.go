@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// A Window holds the numbers of a window. throttle.Window explains its fields, under the same
-// names.
+// A Window holds the numbers of a window. throttle.Window explains its fields, under the same names.
 type Window struct {
 	Burst, Limit     int64
 	Lease            time.Duration
@@ -31,7 +30,7 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess is whether units above the limit vanish when they expire, rather than drain at the rate of the limit.
+	// ForgetsExcess is whether observing policies count by GCRA, because units above the limit vanish when they expire.
 	ForgetsExcess bool
 
 	// Kind is the letter of File in Lua and in stored state. Algorithms with one File have one Kind.

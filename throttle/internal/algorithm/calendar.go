@@ -14,9 +14,8 @@ import (
 	"github.com/sluice-go/sluice/internal/ticks"
 )
 
-// Every call carries the ticks within tickSlack of this machine's time, ticksBefore earlier ones and
-// ticksAfter later ones. So they also hold by a clock of Redis that differs by no more than the
-// slack.
+// Every call carries the ticks within tickSlack of this machine's time, ticksBefore earlier ones and ticksAfter later
+// ones. So they also hold by a clock of Redis that differs by no more than the slack.
 const (
 	tickSlack   = 10 * time.Minute
 	ticksBefore = 2
@@ -26,8 +25,7 @@ const (
 // ticksChecked bounds how many ticks a margin is checked against.
 const ticksChecked = 400
 
-// Calendar is the fixed window counter with a calendar's ticks: see
-// throttle/internal/script/lua/fixed.lua.
+// Calendar is the fixed window counter with a calendar's ticks: see throttle/internal/script/lua/fixed.lua.
 var Calendar = Algorithm{
 	Kind:     "f",
 	File:     "fixed",
@@ -38,7 +36,7 @@ var Calendar = Algorithm{
 		h.Write([]byte(w.Resets + "\n" + w.Timezone))
 		return [4]int64{w.Limit, w.Margin.Microseconds(), int64(h.Sum32())}
 	},
-	Simulate: func(w Window, c Counted) Simulated { return c.buckets(w.Limit, newTicks(w).resetAfter) },
+	Simulate: func(w Window, c Counted) Simulated { return c.buckets(w, newTicks(w).resetAfter) },
 	Ticks:    newTicks,
 	Rule: func(w Window) (string, any, string) {
 		zone, err := time.LoadLocation(w.Timezone)

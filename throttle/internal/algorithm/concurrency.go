@@ -14,8 +14,7 @@ const (
 	MaxConcurrency = 10_000
 )
 
-// Concurrency is the counting semaphore with leases: see
-// throttle/internal/script/lua/concurrency.lua.
+// Concurrency is the counting semaphore with leases: see throttle/internal/script/lua/concurrency.lua.
 var Concurrency = Algorithm{
 	Kind:     "c",
 	File:     "concurrency",
@@ -25,10 +24,8 @@ var Concurrency = Algorithm{
 	Params:   func(w Window) [4]int64 { return [4]int64{w.Limit, w.Lease.Microseconds()} },
 	Simulate: func(w Window, c Counted) Simulated {
 		s := c.log(w.Limit, 0, 14, 22)
-		for i := range s.log { // as if the holds ended evenly
-			if end := c.Now + c.Hold*int64(i+1)/int64(len(s.log)); c.Hold > 0 {
-				s.log[i].until = min(s.log[i].until, end)
-			}
+		for i := 0; i < len(s.log) && c.Hold > 0; i++ { // as if the holds, whose leases are renewed, ended evenly
+			s.log[i].until = c.Now + c.Hold*int64(i+1)/int64(len(s.log))
 		}
 		return s
 	},

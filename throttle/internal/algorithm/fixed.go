@@ -17,7 +17,7 @@ var Fixed = Algorithm{
 	},
 	Simulate: func(w Window, c Counted) Simulated {
 		period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
-		return c.buckets(w.Limit, func(t int64) int64 { return t - (t-margin)%period + period })
+		return c.buckets(w, func(t int64) int64 { return t - (t-margin)%period + period })
 	},
 	Rule: func(w Window) (string, any, string) {
 		if w.Margin*2 >= w.Period {

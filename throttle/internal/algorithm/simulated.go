@@ -37,9 +37,10 @@ func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
 	return s
 }
 
-// buckets returns a counter that starts again from 0 at each reset. The function returns the first one after a time.
-func (c Counted) buckets(limit int64, reset func(t int64) int64) *simulatedBuckets {
-	return &simulatedBuckets{limit: limit, used: c.number(7), ends: reset(c.number(0)), reset: reset}
+// buckets returns a counter that starts again at each reset, from what was counted within two margins before it. The
+// function returns the first reset after a time.
+func (c Counted) buckets(w Window, reset func(t int64) int64) *simulatedBuckets {
+	return &simulatedBuckets{w.Limit, w.Margin.Microseconds(), c.number(7), reset(c.number(0)), c.number(14), reset}
 }
 
 // Never is a time at which nothing fits any more.
@@ -95,8 +96,9 @@ func (s *simulatedLog) Take(t, cost, hold int64) {
 
 // simulatedBuckets counts the grants between two resets.
 type simulatedBuckets struct {
-	limit, used, ends int64
-	reset             func(t int64) int64 // the first one after a time
+	limit, margin, used, ends int64
+	late                      int64               // units that count after the next reset, too
+	reset                     func(t int64) int64 // the first one after a time
 }
 
 func (b *simulatedBuckets) Fits(t, cost int64) int64 {
@@ -104,16 +106,23 @@ func (b *simulatedBuckets) Fits(t, cost int64) int64 {
 	case cost > b.limit:
 		return Never
 	case t < b.ends && b.used+cost > b.limit:
-		return b.ends
+		return b.Fits(b.ends, cost)
+	case t >= b.ends && b.late+cost > b.limit:
+		return max(t, b.reset(b.ends))
 	}
 	return t
 }
 
 func (b *simulatedBuckets) Take(t, cost, _ int64) {
 	if t >= b.ends {
-		b.used, b.ends = 0, b.reset(t)
+		if b.used = b.late; t >= b.reset(b.ends) {
+			b.used = 0
+		}
+		b.late, b.ends = 0, b.reset(t)
 	}
-	b.used += cost
+	if b.used += cost; t >= b.ends-2*b.margin {
+		b.late += cost
+	}
 }
 
 type simulatedGCRA struct {

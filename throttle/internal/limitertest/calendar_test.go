@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// The days on which a time zone's clocks change have 23 and 25 hours, and quotas by the day reset
-// at midnight there.
+// The days on which a time zone's clocks change have 23 and 25 hours, and quotas by the day reset at midnight there.
 func TestCalendarFollowsItsTimeZone(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ zone, resets, now, reset string }{

@@ -19,8 +19,7 @@ func three() throttle.Policy {
 	)
 }
 
-// A cancelled reservation is remembered as long as its units would have counted, and for a minute at
-// least.
+// A cancelled reservation is remembered as long as its units would have counted, and for a minute at least.
 func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
 	client := Redis(t)
 	for period, want := range map[time.Duration]time.Duration{s: m, 24 * h: 24 * h} {

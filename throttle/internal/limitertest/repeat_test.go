@@ -68,9 +68,8 @@ func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 	WantUsed(t, l, Acme(1), 1)
 }
 
-// A call whose reply is lost for good may have been granted: its caller gets an error, and the next
-// call of the process gives back what it took. One that never arrived takes nothing, also if a copy
-// of it arrives late.
+// A call whose reply is lost for good may have been granted: its caller gets an error, and the next call of the
+// process gives back what it took. One that never arrived takes nothing, also if a copy of it arrives late.
 func TestWhatAnErrorHidesIsGivenBack(t *testing.T) {
 	direct := Redis(t)
 	proxy := NewProxy(t, direct.Options().Addr)

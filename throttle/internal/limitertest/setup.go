@@ -65,8 +65,7 @@ func WantDenied(t TB, d throttle.Decision, retryIn time.Duration, about ...any) 
 		append(about, "granted", d.Granted, "denied for", d.RetryIn, "want", retryIn)...)
 }
 
-// WantGranted fails the test unless a decision is a grant, after which the first windows have used so
-// many units.
+// WantGranted fails the test unless a decision is a grant, after which the first windows have used so many units.
 func WantGranted(t TB, d throttle.Decision, used ...int64) {
 	t.Helper()
 	if !d.Granted || !slices.Equal(Used(d)[:len(used)], used) {
@@ -80,9 +79,8 @@ func WantUsed(t TB, l *throttle.Limiter, r throttle.Request, want ...int64) {
 	expect.Equal(t, Used(Peek(t, l, r))[:len(want)], want, "used")
 }
 
-// Redis returns a client of a real Redis of the test's own, beside which other tests run. miniredis is
-// for what users' kits promise, and takes ten times as long for a script: throttletest.Each is for a
-// test or two of each verb.
+// Redis returns a client of a real Redis of the test's own, beside which other tests run. miniredis is for what
+// users' kits promise, and takes ten times as long for a script: throttletest.Each is for a test or two of each verb.
 func Redis(t *testing.T) *redis.Client {
 	t.Helper()
 	t.Parallel()
@@ -148,8 +146,7 @@ func NewEdited(t TB, client redis.UniversalClient, c *Clock, edits []func(string
 	return &Hooked{l, hooks, g}
 }
 
-// Refresh has what the policies say of tenants hold for the tickets in line, which takes do in the
-// background.
+// Refresh has what the policies say of tenants hold for the tickets in line, which takes do in the background.
 func (h *Hooked) Refresh(ctx context.Context, policy string) error {
 	return h.hooks.Refresh(ctx, policy)
 }
@@ -315,8 +312,7 @@ func Settle(t TB, l *throttle.Limiter, r throttle.Reservation, tokens int64) thr
 	return r
 }
 
-// Bubble runs the test on fake time, with a limiter on a miniredis. It fails if the test leaves a
-// goroutine behind.
+// Bubble runs the test on fake time, with a limiter on a miniredis. It fails if the test leaves a goroutine behind.
 func Bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, l *throttle.Limiter, server throttletest.Memory)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -60,8 +60,7 @@ func wantNotInTime(t *testing.T, d throttle.Decision, err error) {
 	expect.Equal(t, err.Error(), "throttled: p/w, tenant acme, 1m0s: would start 2000-01-01T00:01:00Z, deadline 2000-01-01T00:00:59Z")
 }
 
-// With a MaxWait below 0, Wait is a Reserve whose denial is an error, and Join refuses what would
-// wait.
+// With a MaxWait below 0, Wait is a Reserve whose denial is an error, and Join refuses what would wait.
 func TestWaitThatMustNotWait(t *testing.T) {
 	Bubble(t, Policy(throttle.Window{Name: "w", Limit: 1, Period: m}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		start := time.Now()

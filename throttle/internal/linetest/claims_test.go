@@ -68,8 +68,7 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 			synctest.Wait() // all that was granted is counted
 			return waited.Load(), taken.Load()
 		}
-		// The first tickets may be taken before anybody waits. From then on, one ticket of each, as in
-		// inShares.
+		// The first tickets may be taken before anybody waits. From then on, one ticket of each, as in inShares.
 		w0, k0 := count(110 * ms)
 		w, k := count(s)
 		stop()

@@ -34,6 +34,12 @@ func TestSlotsOfALine(t *testing.T) {
 			limitertest.Release(st, a1)
 			st.takes("a2")
 		}},
+		"a queue without servers ends no lease": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
+			holder := st.granted("a1").Reservation
+			st.joinIn("dead", "b1")
+			st.at(106 * s) // the lease has ended, and the slot is free
+			expect.That(st, expect.Got(holder.Renew(st.Context()))(st), "it is not held")
+		}},
 		"what is expected is an upper bound": {limitertest.Policy(limitertest.Slots(2)), func(st *story) {
 			of := func(ticket string) throttle.Request {
 				r := st.of(ticket)

@@ -130,9 +130,8 @@ func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
 	expect.Must(t, st.joining(now).Err)
 }
 
-// Tickets that reserve together are granted or wait, each for its own, and one that is wrong changes
-// nothing. A small one does not pass one that has just begun to wait. What was granted can be handled as if
-// it was taken.
+// Tickets that reserve together are granted or wait, each for its own, and one that is wrong changes nothing. A small
+// one does not pass one that has just begun to wait. What was granted can be handled as if it was taken.
 func TestTicketsReserveTogether(t *testing.T) {
 	l := limitertest.New(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(4, h)))
 	var requests []throttle.Request

@@ -252,8 +252,7 @@ func TestALatestStartCountsGrantsInAMargin(t *testing.T) {
 	expect.That(t, start == 60600*ms && start <= latest, "it starts at", start, "and was told", latest)
 }
 
-// MaxWait accepts exactly the tickets that start within it, even where costs do not fill the
-// window.
+// MaxWait accepts exactly the tickets that start within it, even where costs do not fill the window.
 func TestMaxWaitOfWholeTickets(t *testing.T) {
 	t.Parallel()
 	limitertest.EachCase(t, map[string]throttle.Window{

@@ -83,7 +83,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		st.at(10 * s).takes("b1")
 		wants("a take", "call p take 1", "taken p b1 10s")
 		expect.Must(t, line.PutBack(t.Context(), []throttle.TakenTicket{st.took["b1"]}))
-		wants("a ticket that is put back", "call p decide 1")
+		wants("a ticket that is put back", "call p decide 1", "corrected b map[] true")
 		st.at(12 * s).takes("b1")
 		wants("its second take", "call p take 1", "taken p b1 12s")
 		expect.Must(t, expect.ErrOf(l.Peek(t.Context(), st.without("a"))))

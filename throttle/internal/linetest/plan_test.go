@@ -31,8 +31,7 @@ func opensAt(after time.Duration) func(time.Time) time.Time {
 	}
 }
 
-// A plan comes true, for each tenant and for all, beside others that wait, with windows and weights
-// of all kinds.
+// A plan comes true, for each tenant and for all, beside others that wait, with windows and weights of all kinds.
 func TestPlansComeTrue(t *testing.T) {
 	t.Parallel()
 	own := throttle.Window{Name: "own", Limit: 4, Period: s}
@@ -171,13 +170,26 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		st.at(5 * s).granted("a1")
 		got := st.plan(inspect.PlanOptions{}, demand("a", 9, ""))
 		expect.That(t, got.Expected == limitertest.At(25*s) && got.Binds == "all", got)
+		st.at(36 * s).costs(9).granted("b1") // within the margin of the reset at 40 s, so it counts until that at 60 s
+		expect.Equal(t, st.plan(inspect.PlanOptions{}, demand("b", 1, "")).Expected, limitertest.At(65*s))
+		expect.Equal(t, st.plan(inspect.PlanOptions{}, demand("c", 10, "")).Expected, limitertest.At(65*s), "as the plan's grants do")
 	})
 	t.Run("concurrency", func(t *testing.T) {
-		st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.Slots(2)))
+		slots := limitertest.Slots(2)
+		slots.Lease = 2 * s // which holders renew
+		st := newStory(t, limitertest.Redis(t), limitertest.Policy(slots))
 		st.granted("a1", "a2")
 		d := demand("a", 1, "")
-		d.Hold = 4 * s // so long the others hold theirs: they end evenly until then
-		expect.Equal(t, st.plan(inspect.PlanOptions{}, d).Expected, limitertest.At(2*s+4*s))
+		d.Hold = m // so long the others hold theirs: they end evenly until then
+		expect.Equal(t, st.plan(inspect.PlanOptions{}, d).Expected, limitertest.At(30*s+m))
+	})
+	t.Run("what if, for a tenant with another burst", func(t *testing.T) {
+		w := throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: 10 * s}
+		p := limitertest.Policy(w)
+		p.Tenants = map[string]throttle.Tenant{"b": {Windows: map[string]throttle.Override{"own": {Burst: 5}}}}
+		st := newStory(t, limitertest.Redis(t), p)
+		got := st.plan(inspect.PlanOptions{Limits: map[string]int64{"own": 100}}, demand("b", 105, ""))
+		expect.Equal(t, got.Expected, limitertest.At(10*s))
 	})
 	t.Run("pauses", func(t *testing.T) {
 		p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))

@@ -93,8 +93,7 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 	expect.Equal(t, ok, false, "found")
 }
 
-// While the clock is behind, each ticket of a take is granted at the time of the windows, and given
-// back from there.
+// While the clock is behind, each ticket of a take is granted at the time of the windows, and given back from there.
 func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
 	st.at(20 * s).granted("a0")

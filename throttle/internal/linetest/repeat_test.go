@@ -60,7 +60,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 					r.Ticket = throttle.Ticket{}
 				}
 				d := limitertest.Reserve(t, st.l, r)
-				if ds[i] = fmt.Sprint(d.Granted, d.Queued); d.Granted {
+				if ds[i] = fmt.Sprint(d.Granted, d.Queued, d.AlreadyQueued); d.Granted {
 					reserved[i] = append(reserved[i], d.Reservation)
 				}
 			case "join":

@@ -206,6 +206,14 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	expect.That(t, len(one.Tenants) == 1 && one.Tenants[0].Waiting == 1 && one.Next == "", one)
 }
 
+func TestStateOfAnExemptTenantThatIsPaused(t *testing.T) {
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s})
+	p.Tenants = map[string]throttle.Tenant{"b": {Exempt: true}}
+	st := newStory(t, limitertest.Redis(t), p)
+	st.pauses("b")
+	expect.That(t, state(t, st.l, inspect.Query{Tenant: "b"}).Tenants[0].Exempt, "it is not exempt")
+}
+
 func TestStateRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
 	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}), limitertest.Policy(limitertest.SharedWindow(1, s)))

@@ -126,8 +126,7 @@ func (st *story) granted(tickets ...string) (last throttle.Decision) {
 	return last
 }
 
-// denied reserves, which joins the line, and fails if the ticket is granted, or denied for another
-// time.
+// denied reserves, which joins the line, and fails if the ticket is granted, or denied for another time.
 func (st *story) denied(ticket string, retryIn time.Duration) {
 	st.Helper()
 	st.next = 0
@@ -266,8 +265,7 @@ func (st *story) takesUntil(end time.Duration, starts map[string]time.Duration) 
 	}
 }
 
-// starts takes what fits, only when the line says so, until no ticket waits. It returns when each
-// was taken.
+// starts takes what fits, only when the line says so, until no ticket waits. It returns when each was taken.
 func (st *story) starts() map[string]time.Duration {
 	st.Helper()
 	starts := map[string]time.Duration{}
@@ -295,9 +293,8 @@ func (st *story) shares(n, most int, queues ...string) map[string]int64 {
 	return got
 }
 
-// inShares fails unless got are the units of tenants that had a backlog all the while, and had no
-// ticket of a larger cost. None is ahead of another by more than a ticket of each: the bound of
-// start-time fair queueing.
+// inShares fails unless got are the units of tenants that had a backlog all the while, and had no ticket of a larger
+// cost. None is ahead of another by more than a ticket of each: the bound of start-time fair queueing.
 func (st *story) inShares(got map[string]int64, weights map[string]float64, cost int64) {
 	st.Helper()
 	for one, w := range weights {
@@ -363,8 +360,7 @@ func (st *story) set(p throttle.Policy) {
 	expect.Must(st, st.l.SetPolicies([]throttle.Policy{p}))
 }
 
-// refresh applies tenants' weights and limits to the waiting tickets, which takes do in the
-// background.
+// refresh applies tenants' weights and limits to the waiting tickets, which takes do in the background.
 func (st *story) refresh() {
 	st.Helper()
 	expect.Must(st, st.hooked.Refresh(st.Context(), "p"))
@@ -443,8 +439,7 @@ func steps(n int) time.Duration { return time.Duration(n) }
 // of is a request that names a tenant, and no more.
 func of(tenant string) throttle.Request { return throttle.Request{Policy: "p", Tenant: tenant} }
 
-// lineText is a text of the line and its windows, without what processes and reservations are
-// remembered by.
+// lineText is a text of the line and its windows, without what processes and reservations are remembered by.
 func lineText(t limitertest.TB, client *redis.Client) string {
 	t.Helper()
 	var lines []string

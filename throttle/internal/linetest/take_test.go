@@ -17,8 +17,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// The reply of a take is lost, again and again: its tickets come with the next one, and are charged
-// once.
+// The reply of a take is lost, again and again: its tickets come with the next one, and are charged once.
 func TestATakeWhoseReplyIsLost(t *testing.T) {
 	client := limitertest.Redis(t)
 	p := limitertest.NewProxy(t, client.Options().Addr)
@@ -97,8 +96,7 @@ func TestALateCopyOfATakeTakesNothing(t *testing.T) {
 	}
 }
 
-// What was taken and not acknowledged is remembered as long as the line: see
-// TestATakeThatNobodyAcknowledges.
+// What was taken and not acknowledged is remembered as long as the line: see TestATakeThatNobodyAcknowledges.
 func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
 	client := limitertest.Redis(t)
 	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))

@@ -227,8 +227,7 @@ func TestPrioritiesHoldInEveryWindow(t *testing.T) {
 	}
 }
 
-// windowsOf takes at the times that the line names, and returns how many of each 20 tickets were of
-// which queue.
+// windowsOf takes at the times that the line names, and returns how many of each 20 tickets were of which queue.
 func windowsOf(st *story, queues map[string]int, windows int) (got []map[string]int) {
 	st.Helper()
 	taken, now := 0, time.Duration(0)

@@ -175,6 +175,16 @@ func TestAPauseIsTheReason(t *testing.T) {
 	}
 }
 
+// An exempt tenant may take more than the upstream has left. Its refund adds nothing to that.
+func TestARefundAddsNothingToWhatTheUpstreamHasLeft(t *testing.T) {
+	p := limitertest.Policy(limitertest.SharedWindow(100, h))
+	p.Tenants, p.UpstreamShared = map[string]throttle.Tenant{"e": {Exempt: true}}, true
+	st := newStory(t, limitertest.Redis(t), p)
+	st.remaining(st.granted("a1").Reservation, 0, h).pass(s)
+	expect.Must(t, expect.ErrOf(limitertest.Reserve(t, st.l, of("e")).Reservation.Cancel(t.Context())))
+	expect.Equal(t, limitertest.Peek(t, st.l, of("b")).Remaining.Units, 0)
+}
+
 // A pause whose reply was lost began all the same.
 func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 	repeating := throttletest.Client(t, limitertest.Redis(t).Options().Addr)

@@ -16,10 +16,9 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Every ticket that fits is taken: a second look at every node finds no ticket that the first has
-// missed. Of any two scopes one contains the other. Where two cross, as [tenant] and [region] do, a
-// grant may move the obstacle of a first ticket to another node. Tickets behind it wait until the
-// node is due (docs/explanation/line.md).
+// Every ticket that fits is taken: a second look at every node finds no ticket that the first has missed. Of any two
+// scopes one contains the other. Where two cross, as [tenant] and [region] do, a grant may move the obstacle of a
+// first ticket to another node. Tickets behind it wait until the node is due (docs/explanation/line.md).
 func TestEveryTicketThatFitsIsTaken(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))

@@ -100,8 +100,7 @@ func resets(w throttle.Window, log []*event, t int64) int64 {
 	return first(w, log, t, func(level *big.Rat) bool { return level.Sign() == 0 })
 }
 
-// drainsTo is the first time from t on at which a bucket holds no more than units, by the rate
-// that holds now.
+// drainsTo is the first time from t on at which a bucket holds no more than units, by the rate that holds now.
 func drainsTo(w throttle.Window, log []*event, t, units int64) int64 {
 	over := new(big.Rat).Sub(level(w, log, t), big.NewRat(units, 1))
 	return t + max(0, ceil(over.Quo(over, rateOf(w))))

@@ -226,8 +226,7 @@ func (cr *crowd) lostAreBack() {
 	}
 }
 
-// acknowledge lets the servers that are alive acknowledge their takes. A call that does so puts
-// back what is lost.
+// acknowledge lets the servers that are alive acknowledge their takes. A call that does so puts back what is lost.
 func (cr *crowd) acknowledge() {
 	for _, server := range cr.servers {
 		expect.Must(cr.t, server.Line("p").Acknowledge(cr.t.Context()))

@@ -155,8 +155,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		// One call to Redis answers as so many calls do, one after the other.
 		"batch": func(t *rapid.T) {
 			real := c.US.Load()
-			// A scope that is empty forgets how far the clock is behind it: between two calls, but
-			// not within one.
+			// A scope that is empty forgets how far the clock is behind it: between two calls, but not within one.
 			fair := func(r throttle.Request) bool { return !m.neverFits(r) && m.look(r, real).behind == 0 }
 			var calls []limitertest.Call
 			for range rapid.IntRange(2, 6).Draw(t, "calls") {

@@ -148,7 +148,7 @@ func (g *Group) next() {
 	g.cancels, g.waiting = nil, nil
 	for _, b := range all {
 		if b.policy == p {
-			room -= len(b.requests) // below 0 later ones wait too: none passes an earlier one
+			room -= len(b.requests) // below 0 later ones wait too: of one policy version none passes an earlier one
 		}
 		if b.policy == p && room >= 0 {
 			c.bundles, b.call = append(c.bundles, b), c

@@ -66,9 +66,8 @@ func TestManyRequestsOfOneCaller(t *testing.T) {
 		for range 3 {
 			f.open()
 		}
-		if !many.done || many.err != nil || len(many.answers) != 130 || many.answers[129].At != 2 || !few.done || few.answers[2].At != 5 {
-			t.Errorf("%d answers, %v, last %+v; %+v", len(many.answers), many.err, many.answers[129], few.answers)
-		}
+		expect.That(t, many.done && many.err == nil && len(many.answers) == 130 && many.answers[129].At == 2, many.answers, many.err)
+		expect.That(t, few.done && few.answers[2].At == 5, few.answers)
 		n := len(f.calls)
 		expect.That(t, n == 3 && len(f.calls[2].requests) == 5, n, "calls")
 		answers, err := g.Do(t.Context(), p)
@@ -165,9 +164,8 @@ func TestACallIsBounded(t *testing.T) {
 		begin := time.Now()
 		time.Sleep(callTimeout)
 		synctest.Wait()
-		if !c.done || c.err == nil || errors.Is(c.err, context.DeadlineExceeded) || errors.Is(c.err, context.Canceled) {
-			t.Errorf("after %v: done %v, %v; the caller's own context has not ended", time.Since(begin), c.done, c.err)
-		}
+		isOwn := errors.Is(c.err, context.DeadlineExceeded) || errors.Is(c.err, context.Canceled)
+		expect.That(t, c.done && c.err != nil && !isOwn, c.err, "the caller's own context has not ended after", time.Since(begin))
 	})
 }
 

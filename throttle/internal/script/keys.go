@@ -10,8 +10,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// The shapes of all keys of a policy. One hash tag lets one script call reach all of them. PREFIX
-// is throttle.Config.Prefix:
+// The shapes of all keys of a line. One hash tag lets one script call reach all of them. PREFIX is
+// throttle.Config.Prefix:
 //
 //	PREFIXsluice:{LINE}:w:ATTRIBUTES:VALUES   the windows of one scope
 //	PREFIXsluice:{LINE}:q                     the line's count; a call names it
@@ -57,7 +57,7 @@ func ParseScopes(keys string) map[string]string {
 		names, values, _ := strings.Cut(strings.TrimPrefix(key, "w:"), ":")
 		list := strings.Split(values, ",")
 		for i, name := range strings.Split(names, ",") {
-			if i < len(list) {
+			if i < len(list) && name != "" {
 				all[name] = Unescape(list[i])
 			}
 		}

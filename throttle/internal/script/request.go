@@ -11,7 +11,7 @@ const (
 	Reserve   = "reserve"   // takes the costs in all windows; if one has no room, in none, and a ticket joins the line
 	Exempt    = "exempt"    // takes them in any case
 	Observe   = "observe"   // takes them in any case, and answers when they would have fitted
-	Peek      = "peek"      // answers as Reserve would, and changes nothing
+	Peek      = "peek"      // answers as Reserve would without a ticket, and changes nothing
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
 	PutBack   = "put_back"  // puts a taken ticket back at its rank, and gives back the units of its grant, once

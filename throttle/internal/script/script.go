@@ -67,7 +67,7 @@ func toJSON(value any) string {
 	return strings.TrimPrefix(string(text), "{}")
 }
 
-// listsText returns the windows' lists for a call at a time (us), or with 0 now, as JSON by their names.
+// listsText returns the windows' lists for a call at the time now (us; 0: of this machine), as JSON by their names.
 func (p *Policy) listsText(now int64) string {
 	around, lists := time.Now(), map[string]string{}
 	if now > 0 {

@@ -42,8 +42,8 @@ type Taker struct {
 
 	take func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error)
 
-	// turn holds one value while a call is under way. The goroutine that sent it may use the fields
-	// below.
+	// turn holds one value while a call is under way. Whoever sent it, and then the goroutine of the call,
+	// may use the fields below.
 	turn     chan struct{}
 	seq      int64 // of the last call
 	answered bool  // its caller got the answer

@@ -75,8 +75,7 @@ func TestATakeThatWasNotAnsweredIsRepeated(t *testing.T) {
 	expect.Equal(t, f.calls(), want, "calls")
 }
 
-// The context is honoured although the call goes on, which holds up the next; what it got comes
-// again.
+// The context is honoured although the call goes on, which holds up the next; what it got comes again.
 func TestATakeEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeLine{reply: func(context.Context) (Taken, error) {

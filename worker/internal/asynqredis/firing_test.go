@@ -262,8 +262,7 @@ func TestTasksThatWereOnlyStoredAreDueAtOnce(t *testing.T) {
 	})
 }
 
-// Neither a waiting task nor a pending one starts while its firing is paused or cancelled, or outside
-// its hours.
+// Neither a waiting task nor a pending one starts while its firing is paused or cancelled, or outside its hours.
 func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
 	each(t, func(s *site) {
 		s.begun()

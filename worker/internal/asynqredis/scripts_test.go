@@ -106,9 +106,8 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 		wanted := append(s.waiting("a", "b", "c", "d", "e", "later", "gone"), asynqredis.WaitingTask{ID: "f", JoinKey: "0123456789abcdef"})
 		picks := expect.Got(s.Pick(s.Context(), queue, call, wanted))(s)
 		for i, pick := range picks {
-			if i < 2 && pick.Message.ID() != wanted[i].ID || i >= 2 && pick.Message != nil || pick.Paused {
-				t.Errorf("%s: %+v", wanted[i].ID, pick)
-			}
+			found := i < 2 && pick.Message.ID() == wanted[i].ID || i >= 2 && pick.Message == nil
+			expect.That(t, found && !pick.Paused, wanted[i].ID, pick)
 		}
 		s.wantStates("a active, b active, c pending, d archived, e active, f scheduled, later scheduled")
 		s.wantLeases("a", "b", "e")

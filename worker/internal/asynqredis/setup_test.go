@@ -37,8 +37,7 @@ type site struct {
 // elsewhere is a client that is not known to be of one node, as that of a Cluster: calls have a further key.
 type elsewhere struct{ redis.UniversalClient }
 
-// each runs the test on real Redis and on miniredis, as it is, and as on a Cluster with every script call
-// sent twice.
+// each runs the test on real Redis and on miniredis, as it is, and as on a Cluster with every script call sent twice.
 func each(t *testing.T, test func(s *site)) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

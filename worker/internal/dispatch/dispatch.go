@@ -147,7 +147,7 @@ func (d *Dispatcher) sleep(pause time.Duration) {
 	}
 }
 
-// inBackground runs a function for which Close waits, unless Close has ended its wait.
+// inBackground runs a function. Close waits for it, unless it begins after Close has cancelled d.ctx.
 func (d *Dispatcher) inBackground(run func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -174,8 +174,8 @@ func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 	})
 }
 
-// insist repeats a call on asynq's Redis until it is answered, as it may have changed tasks. If the context ends
-// before that, the answer is the zero value. Observers see each call as part of asynq's dequeue.
+// insist repeats a call on asynq's Redis until it succeeds, also after an error that Redis answered, as it may have
+// changed tasks. If the context ends before, the answer is zero. Observers see each call as part of asynq's dequeue.
 func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Context) (T, error)) T {
 	for ; ; d.sleep(retryAfterError) {
 		begun := time.Now()

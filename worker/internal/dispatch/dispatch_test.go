@@ -82,8 +82,7 @@ func TestNobodyTakesForAPausedQueue(t *testing.T) {
 	}
 }
 
-// As many are taken as there are free slots. Where tasks end at once, it is as many as the slots run
-// in a moment.
+// As many are taken as there are free slots. Where tasks end at once, it is as many as the slots run in a moment.
 func TestAsManyAreTakenAsSlotsAreFree(t *testing.T) {
 	inBubble(t, of(perHour(1000)), slots(4), func(b *bench) {
 		var ids []string
@@ -164,8 +163,7 @@ func TestTasksAreFetchedAhead(t *testing.T) {
 	})
 }
 
-// A limiter that is silent holds up pending tasks by 250 ms at most now and then, and is no
-// error.
+// A limiter that is silent holds up pending tasks by 250 ms at most now and then, and is no error.
 func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 	var policies []throttle.Policy
 	for i := range 20 {
@@ -265,8 +263,7 @@ func TestPendingTasksHaveTurns(t *testing.T) {
 	})
 }
 
-// Under strict order a more important queue's pending tasks go before a less important queue's
-// line.
+// Under strict order a more important queue's pending tasks go before a less important queue's line.
 func TestStrictOrderHoldsForLinesAndPendingTasks(t *testing.T) {
 	inBubble(t, of(perHour(1000)), func(c *dispatch.Config) {
 		c.Strict, c.Queues = true, map[string]int{"high": 3, "middle": 2, "low": 1}

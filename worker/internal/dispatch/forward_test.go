@@ -36,8 +36,7 @@ func (b *bench) dueIn(id string) time.Duration {
 	return time.Until(time.Unix(int64(score), 0))
 }
 
-// Tasks that are due join their line, those whose ticket was lost join again, and those in line
-// stay there.
+// Tasks that are due join their line, those whose ticket was lost join again, and those in line stay there.
 func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
 	inBubble(t, of(perHour(1)), nil, func(b *bench) {
 		b.later("at its time", 10*time.Second)

@@ -154,7 +154,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.noteServed(taken.Tickets)
 	l.fitsAt, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// Sent then, a take arrives once the ticket fits, even if it travels faster than this one by transitMost.
+		// A take that is sent at fitsAt arrives when the ticket fits, even if it travels faster by transitMost.
 		l.fitsAt = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.fitsAt
 	}
@@ -205,7 +205,7 @@ func (d *Dispatcher) setOf(queue string) *queueSet {
 			return set
 		}
 	}
-	return d.sets[0] // asynq runs what its queue held, whatever queue the message names
+	return d.sets[0] // of no set: asynq names the queue of a message, which may not be the one that held it
 }
 
 func latest(times ...time.Time) time.Time   { return slices.MaxFunc(times, time.Time.Compare) }

@@ -95,8 +95,7 @@ func TestATicketThatJoinsDuringATakeIsAskedFor(t *testing.T) {
 	})
 }
 
-// Capacity that is given back while a take is on its way is asked for, although the take's reply does
-// not know it.
+// Capacity that is given back while a take is on its way is asked for, although the take's reply does not know it.
 func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
 	inBubble(t, of(perHour(1)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *bench) {
 		b.quiet = true

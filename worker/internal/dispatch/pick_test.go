@@ -201,8 +201,7 @@ func TestTasksOfAFormerShardReserveInOrder(t *testing.T) {
 	})
 }
 
-// While asynq's Redis is away nothing is forgotten, and what it did meanwhile is undone or goes
-// on.
+// While asynq's Redis is away nothing is forgotten, and what it did meanwhile is undone or goes on.
 func TestReadyTasksOutlastAnOutage(t *testing.T) {
 	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
 		b.wait("default", "a", "b", "c")
@@ -291,8 +290,7 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 	})
 }
 
-// What is gone, has ended, is pending or waits for something else leaves, and its units are for
-// the next.
+// What is gone, has ended, is pending or waits for something else leaves, and its units are for the next.
 func TestWhatCannotBePickedLeaves(t *testing.T) {
 	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
 		b.wait("default", "deleted", "archived", "kept", "run by hand", "another", "last")

@@ -18,7 +18,7 @@ const (
 	// it were more, a task would cost Redis less, but would wait longer for the tasks of the same call.
 	takeMax = 48
 
-	// lookAhead is about how long a taken task may wait for a slot.
+	// lookAhead: as many tasks are kept ready as slots become free in this time. So a task waits about so long for one.
 	lookAhead = 10 * time.Millisecond
 
 	// aheadFrom: from so many slots that become free within lookAhead, tasks are taken before Next asks.

@@ -282,8 +282,7 @@ func (b *bench) state(queue, id string) string {
 	return state
 }
 
-// inLine returns the IDs of the tickets in line, in their order there, as far as they are of one
-// flow.
+// inLine returns the IDs of the tickets in line, in their order there, as far as they are of one flow.
 func (b *bench) inLine() (ids []string) {
 	b.Helper()
 	type ranked struct {

@@ -21,8 +21,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// A drain is two servers that work through the lines of several policies, while a primary of their
-// Redis is replaced.
+// A drain is two servers that work through the lines of several policies, while a primary of their Redis is replaced.
 type drain struct {
 	testing.TB
 	asynq  asynq.RedisConnOpt
@@ -167,11 +166,10 @@ func (d *drain) finish(promoted time.Time, twice int) {
 	}
 }
 
-// The sentinels replace the primary while tasks wait in line: it was killed, it does not answer for
-// a while and comes back, or an operator asked for it. In the last case the old primary serves for
-// a moment beside the new one, and what it writes is lost. Asynq's tasks run twice then, as do
-// ours. An old primary that writes only with a replica serves nobody after it has lost it, but the
-// new one then waits for the old one to become its replica.
+// The sentinels replace the primary while tasks wait in line: it was killed, it does not answer for a while and comes
+// back, or an operator asked for it. In the last case the old primary serves for a moment beside the new one, and
+// what it writes is lost. Asynq's tasks run twice then, as do ours. An old primary that writes only with a replica
+// serves nobody after it has lost it, but the new one then waits for the old one to become its replica.
 func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 	t.Parallel()
 	asked := func(t *testing.T, s *servers.Sentinels) { expect.Must(t, s.Failover(t.Context())) }
@@ -222,9 +220,8 @@ func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 	}
 }
 
-// A slot of a policy and one of a queue move to another node while tasks wait in line. Then a
-// primary is killed that has a policy and a queue, and its replica takes over. The shards of one
-// policy are on all primaries.
+// A slot of a policy and one of a queue move to another node while tasks wait in line. Then a primary is killed that
+// has a policy and a queue, and its replica takes over. The shards of one policy are on all primaries.
 func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 	t.Parallel()
 	c := servers.Cluster(t, 3, 1)

@@ -103,9 +103,8 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		logged(3, 2)
-		if task := s.Task("unlucky"); task.Retried != 0 || !strings.HasSuffix(task.LastErr, "the database of plans: \uFFFD") {
-			t.Errorf("want the unlucky task to wait: %v after %d retries, last error %q", task.State, task.Retried, task.LastErr)
-		}
+		task := s.Task("unlucky")
+		expect.That(t, task.Retried == 0 && strings.HasSuffix(task.LastErr, "the database of plans: \uFFFD"), task)
 		failing.Store(false)
 		time.Sleep(time.Minute)
 		enqueue(1, "acme")
@@ -116,9 +115,8 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 	})
 }
 
-// The limiter takes longer than the task may, which is less than the 2 s that a task waits for a
-// limiter. Asynq does not wait for it, and the task did not run. What it was granted too late it gives
-// back.
+// The limiter takes longer than the task may, which is less than the 2 s that a task waits for a limiter. Asynq does
+// not wait for it, and the task did not run. What it was granted too late it gives back.
 func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, 10*time.Minute), func(t *testing.T, s *sitetest.Site) {
 		var late atomic.Bool

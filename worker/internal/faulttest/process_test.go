@@ -177,9 +177,8 @@ func TestWorkerIsKilled(t *testing.T) {
 					expect.That(t, charged <= row.lost, charged, "units are charged, want", row.lost, "at most")
 					waits := s.Redis.ZRange(t.Context(), "asynq:{default}:scheduled", 0, -1).Val()
 					for _, id := range waits {
-						if task := s.Task(id); task.Retried != 0 || !strings.HasPrefix(task.LastErr, "throttled: ") {
-							t.Errorf("%s waits after %d retries by %q", id, task.Retried, task.LastErr)
-						}
+						task := s.Task(id)
+						expect.That(t, task.Retried == 0 && strings.HasPrefix(task.LastErr, "throttled: "), id, task.Retried, task.LastErr)
 					}
 
 					started := map[string]bool{} // as far as is known: two handlers race to the end

@@ -167,8 +167,7 @@ func offMean(weights map[string]float64, one string, turn float64) (off float64)
 	return off
 }
 
-// Many servers with two slots each take from one line of 500 a second. Nothing runs twice, and no
-// limit is exceeded.
+// Many servers with two slots each take from one line of 500 a second. Nothing runs twice, and no limit is exceeded.
 func TestAFleetSharesOneLine(t *testing.T) {
 	t.Parallel()
 	const servers, limit, period, n = 20, 50, 100 * time.Millisecond, 1000

@@ -17,9 +17,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// In a rolling deploy, two servers of the old version and two of the new one serve tasks of old and
-// new clients together. All tasks run at the pace of the limits, whatever their policy was when they
-// joined.
+// In a rolling deploy, two servers of the old version and two of the new one serve tasks of old and new clients
+// together. All tasks run at the pace of the limits, whatever their policy was when they joined.
 func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 	own := throttle.Window{Name: "own", Limit: 20, Period: time.Second}
 	user := throttle.Window{Name: "user", Limit: 5, Period: time.Second, Per: []string{"tenant", "user"}}

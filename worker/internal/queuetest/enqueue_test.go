@@ -16,8 +16,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// A task in line learns when it is expected to start, and asynq's tools show when workers look at
-// it.
+// A task in line learns when it is expected to start, and asynq's tools show when workers look at it.
 func TestATaskInLineReportsItsExpectedStart(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(2, 2*time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
@@ -143,8 +142,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			}
 		}
 		expect.Equal(t, s.InLine(), []string{"my queue/mine/0", "my queue/mine/1"}, "in line")
-		// A time in the future and a group are asynq's: these tasks take their place when they
-		// come.
+		// A time in the future and a group are asynq's: these tasks take their place when they come.
 		for name, opts := range map[string][]asynq.Option{
 			"in":    {asynq.ProcessIn(time.Hour)},
 			"at":    {asynq.ProcessAt(time.Now().Add(time.Hour))},

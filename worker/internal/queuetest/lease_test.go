@@ -89,8 +89,7 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 	}
 }
 
-// Two handlers each hold a slot and want the other's. Only the one whose policy comes first by name
-// waits.
+// Two handlers each hold a slot and want the other's. Only the one whose policy comes first by name waits.
 func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 	alpha, beta := sitetest.AtOnceOf("alpha", 1), sitetest.AtOnceOf("beta", 1)
 	alpha.Match, beta.Match = []string{"alpha:*"}, []string{"beta:*"}

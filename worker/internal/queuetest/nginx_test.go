@@ -21,9 +21,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// zoneWindow is the gcra window that keeps to a zone. One call may be on its way for up to `jitter`
-// longer than the next: as much of the burst is left free, or, where there is none, of the time
-// between any two.
+// zoneWindow is the gcra window that keeps to a zone. One call may be on its way for up to `jitter` longer than the
+// next: as much of the burst is left free, or, where there is none, of the time between any two.
 func zoneWindow(z servers.Zone, name string, jitter time.Duration) throttle.Window {
 	w := throttle.Window{Name: name, Algorithm: throttle.AlgorithmGCRA, Limit: int64(z.Rate), Period: time.Second, Shared: true}
 	each := time.Second / time.Duration(z.Rate)

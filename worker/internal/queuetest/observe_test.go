@@ -201,8 +201,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 // hostile are tenants whose names are data.
 var hostile = []string{"acme", "a|b,c", "{x}:%", "\x1b[2J", "zoë \"q\""}
 
-// A removed policy keeps its last windows until its line is empty, also after all workers have
-// restarted.
+// A removed policy keeps its last windows until its line is empty, also after all workers have restarted.
 func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

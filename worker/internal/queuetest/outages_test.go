@@ -92,8 +92,7 @@ func wantNoStrays(s *sitetest.Site, got []string, most int) {
 	}
 }
 
-// The limiter dies while 100 tasks wait whose policy fails open. They run within two minutes, each
-// once, in order.
+// The limiter dies while 100 tasks wait whose policy fails open. They run within two minutes, each once, in order.
 func TestFailOpenFreesThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

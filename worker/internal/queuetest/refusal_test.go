@@ -157,8 +157,7 @@ func TestARefusalMayTakeARetry(t *testing.T) {
 	})
 }
 
-// A task that is refused again and again, until a time that is over, never spins, whatever becomes of
-// the pause.
+// A task that is refused again and again, until a time that is over, never spins, whatever becomes of the pause.
 func TestARefusedTaskDoesNotSpin(t *testing.T) {
 	plain := sitetest.Policy(1000, time.Minute)
 	observes, exempts, slots, fixed, resets := plain, plain, plain, plain, plain

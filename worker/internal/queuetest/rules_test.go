@@ -19,8 +19,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// A grant that has waited counts from when it was taken: it is given back, and the task is granted
-// once more.
+// A grant that has waited counts from when it was taken: it is given back, and the task is granted once more.
 func TestAnOldGrantIsReservedAgain(t *testing.T) {
 	type row struct {
 		delay time.Duration
@@ -191,8 +190,7 @@ func TestEnqueueBulkTakesFewCalls(t *testing.T) {
 	})
 }
 
-// A task that is enqueued with the ID of one that was deleted stands behind those that waited
-// before.
+// A task that is enqueued with the ID of one that was deleted stands behind those that waited before.
 func TestATaskIDMayBeUsedAgain(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)

@@ -113,8 +113,7 @@ const (
 	oneMoment = 200 * time.Millisecond
 )
 
-// WantInOrder fails unless the tasks of each tenant were granted by their numbers: IDs are
-// TENANT-NUMBER.
+// WantInOrder fails unless the tasks of each tenant were granted by their numbers: IDs are TENANT-NUMBER.
 func (s *Site) WantInOrder() {
 	s.Helper()
 	grants := s.Grants()

@@ -227,8 +227,7 @@ func (s *Site) Wait(what string, condition func() bool) {
 	}
 }
 
-// WantReported fails unless the user's ErrorHandler and IsFailure were called with just these
-// errors.
+// WantReported fails unless the user's ErrorHandler and IsFailure were called with just these errors.
 func (s *Site) WantReported(reported, asked []string) {
 	s.Helper()
 	s.Mu.Lock()

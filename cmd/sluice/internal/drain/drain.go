@@ -56,7 +56,7 @@ type work struct {
 // A Summary is the result of a drain.
 type Summary struct {
 	Counts
-	DoneBefore int     `json:"done_before"` // jobs with a result when the drain began
+	DoneBefore int     `json:"done_before"` // jobs with a result before the first call of this drain
 	Seconds    float64 `json:"seconds"`
 }
 

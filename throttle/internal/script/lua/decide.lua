@@ -72,7 +72,7 @@ local verbs = {
     end
     if r.ticket then
       call.dirty = true
-      return once(extras, call).line_of(r).join(r, list, now)
+      return once(extras, call).line_of(r).join(r, list, now, earlier_status)
     end
     return once(extras, call).denied(r, list, now, fits, time)
   end,
@@ -83,8 +83,7 @@ local verbs = {
       return 3, call.now, now, now
     end
     call.dirty = true
-    local status, at, low, high, binds, nudge = line.join(r, list, now)
-    if earlier_status == 3 then status, nudge = 3, 1 end -- a second nudge does no harm
+    local status, at, low, high, binds, nudge = line.join(r, list, now, earlier_status)
     if nudge == 0 and high == at then return status, at end -- it is expected now: no more is to be said
     return status, at, low, high, binds, nudge
   end,

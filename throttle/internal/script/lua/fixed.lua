@@ -12,12 +12,12 @@
 -- `margin` of its time, before or after, counts on both sides of it.
 --
 -- In the state, `resets` are the times of the reset at which the span began, and of later ones. Those that are not
--- known are taken to be `gap` apart, the least time between ticks: so a deadline refuses nobody who may meet it.
+-- known are taken to be `gap` apart, the least time between two that were sent.
 
 do
 
--- calendar_resets returns the newest tick that has taken effect and the later ones, or nil if `now` is not
--- between the ticks; the last tick; and the least time between two.
+-- calendar_resets returns the newest tick that has taken effect and the later ones, or nothing if `now` is before
+-- all ticks, or fewer than two come later; the last tick; and the least time between two.
 local function calendar_resets(ticks, margin, now)
   local resets, last, gap = {false}, -MOST, MOST
   for seconds in gmatch(ticks, '%d+') do

@@ -5,9 +5,9 @@
 -- share is ROOT. Nodes, tags and V belong to one queue. Windows are counted for all queues together.
 --
 -- A queue whose name begins with "!" has the claims of one process, which alone takes them. Names of
--- other queues are escaped, and contain no "!". In keys QUEUE is a side: a queue's name for live tickets, and
--- that with "!" at the end for those of batches. A ticket is "QUEUE/ID" without the "!". In its
--- record a batch's "!" is before the "|".
+-- other queues are escaped, and contain no "!". In keys QUEUE is a side: for live tickets the name of a queue, for
+-- batches the name and "!". Names of tickets, "QUEUE/ID", lack that last "!": in the record of a batch's ticket it
+-- stands before the "|".
 --
 -- Keys, after the prefix P of the policy. A SUFFIX is a scope's key without P, a NODE is
 -- "QUEUE|SUFFIX".
@@ -25,7 +25,7 @@
 --                weight     in thousandths
 --                tag        of its tenant at ROOT, if no window counts by other attributes; else 0
 --                suffix     of the node where it waits, and
---                rank       of its first ticket there; both are "-" if it waits nowhere
+--                rank       of its first ticket there. If it waits nowhere, suffix is "-", and rank says nothing
 --                suffixes   of its scopes, narrow to broad, joined by "+"
 --                settings   the tenant's own parameters (windows.lua)
 --   f:FLOW     sorted set: the tickets of a flow by rank
@@ -52,12 +52,12 @@
 -- A line without tickets has no keys but k, k:PROCESS and s:SUFFIX. Keys expire 400 days after their last change, as
 -- a ticket may wait as long as its task; k:PROCESS without tickets after a minute, s:SUFFIX with its windows.
 --
--- new_line(call) -> L. It reads each value of the line at most once. Changes are noted, and written at the
+-- new_line(call) -> L. It reads each field of a hash at most once. Changes are noted, and written at the
 -- end (line_write.lua). Only calls that find a line, or join one, make L. The other files each have a
 -- function that makes a table of functions, which `once` calls when one of these is needed.
 --
--- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no attribute but the
--- tenant counts, nor did in a call that put waiting flows where they stand. call.batches is true if batches wait
+-- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if windows count by no
+-- attribute but the tenant, also in other calls that have written the line. call.batches is true if batches wait
 -- or join. In a take, if batches wait or several queues do, L.order is the table of line_order.lua.
 
 local function new_line(call)

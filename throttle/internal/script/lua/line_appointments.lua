@@ -29,8 +29,8 @@ function appointments.nudge(q, now, time)
   return 1
 end
 
--- next returns a server's next appointment, if the next ticket may fit at `time`. `before` is the one
--- that this server had until now: if it asks ahead of that, it keeps it.
+-- next returns a server's next appointment, if the next ticket may fit at `time`. `before` is its last one: the server
+-- keeps it if it lies between `time` and the queue's last one, and another server comes by `time`.
 function appointments.next(q, now, time, before)
   if time <= now then return now end
   local spacing = appointments.SPACING
@@ -61,7 +61,7 @@ function appointments.took(q, now, n, full)
   end
 end
 
--- slot_at returns when a slot is expected for a ticket at a position in its flow, or 0 if tickets do not
+-- slot_at returns when a slot is expected for a ticket behind `position` others of its flow, or 0 if tickets do not
 -- wait for slots, or too little is known.
 function appointments.slot_at(q, now, flow, position)
   local span = now - q.since

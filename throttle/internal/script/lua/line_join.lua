@@ -163,7 +163,7 @@ local function new_join(L)
 
   local function waits_at(suffix)
     for name, q in pairs(L.queues) do
-      if q.n > 0 and places().due_at(name, suffix) then return true end
+      if L.alive(q) and places().due_at(name, suffix) then return true end
     end
     return false
   end
@@ -179,11 +179,12 @@ local function new_join(L)
 
   -- join puts the ticket of a request in line. It returns what a verb does (decide.lua), with 1 at the end
   -- if a server should wake.
-  local function join(r, list, at)
+  local function join(r, list, at, earlier_status)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
     if name == r.flow then
       local low, high, binds = expect_ticket(r, list, at, nil)
+      if low and earlier_status == 3 then return 3, now, low, high, binds, 1 end -- a second nudge does no harm
       if low then return 6, now, low, high, binds end
     end
     list, at = resumed(r, list, at)

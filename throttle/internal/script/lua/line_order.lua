@@ -6,10 +6,10 @@
 -- A side that begins to wait starts at V, the least tag of all waiting sides. A batch starts one
 -- ticket later, so that live tickets go first.
 --
--- Of the sides of a take, the least tag at ROOT is served. While it waits for a window, no side behind it passes.
--- Room is also left for another server's side. If its ticket does not fit yet, and no window has leases: until LATE
--- after it will. Else: from LATE before its appointment to LATE after it. Later it holds up nobody, with no credit.
--- A batch that live tickets delay at a broader scope catches up at narrower ones: the delay counts as time there.
+-- Of a take's sides, the one with the least tag at ROOT is served. While it waits for a window, none of the others is.
+-- A take also leaves room for a side of another server that goes first: if its ticket does not fit yet, and no window
+-- has leases, until LATE after it fits; else from LATE before that server's appointment to LATE after it. Later it
+-- saves up no turns. A batch that live tickets delay at a broader scope catches up at narrower ones.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),

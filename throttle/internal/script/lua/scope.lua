@@ -1,12 +1,12 @@
 -- scope.lua: the value of one scope, which has all windows that are counted by the same attributes.
 --
 --   value    format(1) last(7) section*
---   section  expires(7) length of payload(3) length of head(1) head payload; a head is a name and its kind(1)
+--   section  expires(7) length of payload(3) length of head(1) head payload; a window's head: its name and kind(1)
 --
 -- `last` is the Redis time of the newest change: time never runs backwards from it.
--- Sections that are not windows of this policy are kept in scope.sections, by name and kind, until they
--- expire. Those whose names begin with "!" are upstream.lua's. The others are windows of an older or a newer
--- policy: processes with two versions never erase each other's counts.
+-- Sections that are not windows of this policy are kept in scope.sections, by head, until they expire. Heads that
+-- begin with "!" are upstream.lua's. The others are windows that only an older or a newer policy has: their counts
+-- stay. A window that both have with other periods counts by the period of the process that wrote it last.
 --
 -- algorithms[kind], each in a file of its own, is a table of
 --   load(p1, p2, p3, p4, now, data, from, to) -> st, clock_off
@@ -18,8 +18,8 @@
 --                                  grants st.limit units; st.resets and st.margin as in fixed.lua;
 --                                  st.lease and st.hold, with release, as in concurrency.lua
 --   fits_at(st, now, cost, ahead, each) -> time >= now
---                                  the earliest time from which on `cost` units fit if `ahead` units
---                                  go first, in tickets of `each` (1: any); it charges nothing
+--                                  the earliest time (for leases an upper bound of it) from which on `cost`
+--                                  fits if `ahead` units go first, in tickets of `each` (1: any)
 --   charge(st, now, cost, hold, id) counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id)
 --                                  gives back units that were taken at `at` and still count

@@ -5,9 +5,9 @@
 --   payload     used(7) entry*
 --   entry       time(7) units(7), oldest first; a time occurs once
 --
--- Entries leave only by age, so a limit that is cut and raised again has forgotten nothing.
+-- A cut of the limit removes no entry: a limit that is cut and raised again has forgotten nothing.
 --
--- From ENTRIES entries on, or ENTRIES/2 if the limit is above ENTRIES, a grant joins the newest entry if both are in
+-- Above ENTRIES entries, or ENTRIES/2 if the limit is above ENTRIES, a grant joins the newest entry if both are in
 -- the same tick of 2 * period/ENTRIES. The entry gets the later time, so a unit counts up to one tick longer,
 -- never shorter. So a value has at most some 4 kB, whatever the limit. The first entries are exact:
 -- otherwise a burst of several grants that comes back in every period would each time start later, by the

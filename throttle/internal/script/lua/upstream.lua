@@ -5,7 +5,7 @@
 --           Nothing is granted before `ends`. `reported` is the time of the report, `tenant` is the one whose
 --           call was refused, `cause` the upstream's word for it, and `by` the reporter.
 --   !rUNIT  the units that the upstream has left: left, at, resets, grants
---           `left` units are left until `resets`, by the answer to a call that was granted at the time
+--           `left` units (none below 0) are left until `resets`, by the answer to a call that was granted at the time
 --           `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
 --           They are noted after the reset too, for the first answer of the next period.
 --   !a      the rate of the scope after refusals: next, spread, cut, peak, from, last, wait, since, refusals
@@ -65,10 +65,10 @@ local function new_upstream()
     return max(FLOOR, min(1, peak + GROWTH * t * t * t))
   end
 
-  -- adapt notes that the upstream refused a call granted at `at`: for `wait`, or for an unknown time if `guess`, the
-  -- longest pause, is above 0. It returns how long to pause, and whether the rate is cut or grants begin to be
-  -- spread; nil if the scope has no rate. For a call that was granted before the last refusal it returns `wait`, or
-  -- 0 for a guess, and false.
+  -- adapt notes that the upstream refused a call granted at `at`: for `wait`; or, if `guess` is above 0, for an
+  -- unknown time, of which `guess` is the most. It returns the length of the pause, and whether that is news: the rate
+  -- was cut, or grants begin to be spread. It returns nil if the scope has no rate. For a call that was granted before
+  -- the last refusal it returns `wait`, or 0 for a guess, and false.
   local function adapt(scope, now, at, wait, guess)
     local period, _, ten_calls = shortest(scope)
     if not period then return nil end
@@ -142,14 +142,14 @@ local function new_upstream()
         rest.grants, found = string.gsub(rest.grants, format('%d/%d,', at, cost), '', 1)
         rest.left = rest.left + found * cost
       elseif rest then
-        rest.left, rest.grants = max(0, rest.left - cost), rest.grants .. format('%d/%d,', now, cost)
+        rest.left, rest.grants = rest.left - cost, rest.grants .. format('%d/%d,', now, cost)
         while #rest.grants > GRANTS do rest.grants = sub(rest.grants, find(rest.grants, ',', 1, true) + 1) end
       end
     end
   end
 
-  -- pause notes a refusal, to which the scope adapts if the policy does. It returns whether that is news: a pause
-  -- began, unless the scope adapts and the length is a guess; or the rate was cut, or grants begin to be spread.
+  -- pause notes a refusal; the scope adapts if the policy does. It returns whether that is news: the rate was cut, or
+  -- grants begin to be spread; or a pause began whose length is no guess of a scope that adapts.
   local function pause(scope, now, r)
     local refused, spread, changes = r.refused, nil, nil
     local wait, guess, before = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)
@@ -180,7 +180,7 @@ local function new_upstream()
       for _, w in ipairs(scope.spec.windows) do
         local rest = state_of(scope, LEFT .. scope.call.windows[w].unit, now)
         if rest and rest.resets > now and (not reply.left or rest.left < reply.left.units) then
-          reply.left = {unit = scope.call.windows[w].unit, units = rest.left, reset = rest.resets}
+          reply.left = {unit = scope.call.windows[w].unit, units = max(0, rest.left), reset = rest.resets}
         end
       end
       local period, first, ten_calls = shortest(scope)
@@ -232,7 +232,7 @@ local function new_upstream()
     if before and at < before.at then return end
     local grants, sum = unanswered(before and before.grants or log, at, cost)
     put(scope, LEFT .. left.unit, resets + left.reset, {
-      left = max(0, min(left.units - sum, before and at == before.at and now < before.resets and before.left or MOST)),
+      left = min(left.units - sum, before and at == before.at and now < before.resets and before.left or MOST),
       at = at, resets = resets, grants = grants,
     })
   end

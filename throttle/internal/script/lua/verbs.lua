@@ -51,7 +51,7 @@ local function new_verbs(call)
 
   function verbs.expect(r, list, now, fits)
     local low, high, binds
-    if call.line and r.flow then low, high, binds = call.line.stands(r, list, now, fits) end
+    if call.line and r.flow then low, high, binds = call.line.expect_ticket(r, list, now, fits) end
     if low then return 6, call.now, low, high, binds end
     return 8, call.now, windows.fits_at(call, list, r.costs, now, fits)
   end
@@ -210,7 +210,7 @@ local function new_verbs(call)
     return 1, now
   end
 
-  -- A lease that has expired is renewed only if nobody waits for its units.
+  -- A lease that has expired is renewed only if there is room, and nobody waits for it.
   function verbs.renew(r, list, now)
     local status, fate, never = 1, read_fate(r), {}
     for _, i in ipairs(r.never or {}) do never[i] = true end -- windows that never held its units

@@ -17,7 +17,7 @@
 --   scope_of                    by window: the number of its scope
 --   open                        the scopes that were opened, by key
 --   raw                         values that were read ahead, by key
---   generation                  of the states: how often those of a scope were loaded again (scope.lua)
+--   generation                  how often states of any scope were loaded again (scope.lua)
 --   texts                       costs and settings that were read, by text
 --   dirty, line                 see request.lua
 --   waiting                     the count of the line (line.lua); nil or false if nobody waits

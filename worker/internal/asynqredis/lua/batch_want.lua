@@ -2,7 +2,7 @@
 --
 -- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua)
 -- ARGV  1 run, pause, cancel, or retry: the failed tasks, if all are enqueued  2 name of the firing
--- reply 1, or 0: it was cancelled or is gone, or has ended; for retry: or no task has failed, or not all are enqueued
+-- reply 1, or 0: it was cancelled, is gone or, but for retry, has ended; for retry none failed, or not all are enqueued
 
 local found = redis.call('HMGET', KEYS[1], 'phase', 'want', 'round', 'stopped')
 local phase, want = found[1], found[2]

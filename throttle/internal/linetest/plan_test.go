@@ -184,8 +184,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		expect.Equal(t, st.plan(inspect.PlanOptions{}, d).Expected, limitertest.At(30*s+m))
 	})
 	t.Run("what if, for a tenant with another burst", func(t *testing.T) {
-		w := throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: 10 * s}
-		p := limitertest.Policy(w)
+		p := limitertest.Policy(throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: 10 * s})
 		p.Tenants = map[string]throttle.Tenant{"b": {Windows: map[string]throttle.Override{"own": {Burst: 5}}}}
 		st := newStory(t, limitertest.Redis(t), p)
 		got := st.plan(inspect.PlanOptions{Limits: map[string]int64{"own": 100}}, demand("b", 105, ""))

@@ -87,6 +87,7 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 	}
 	interrupt()
 	(<-ran).want(t, exitInterrupted, "stopped: the firing goes on where a scheduler runs")
-	d.run(t, "batch", "pause", "--batch", "large").want(t, exitDone).says(t, "paused")
+	status = decoded[batch.Status](t, d.run(t, "batch", "pause", "--batch", "large", "--json").want(t, exitDone))
+	that(t, status.State == batch.StatePaused && status.Finish.IsZero(), status)
 	d.run(t, "batch", "cancel", "--batch", "large").want(t, exitDone).says(t, "cancelled\n400 tasks: ")
 }

@@ -161,7 +161,6 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 
 // What was taken from a line and given back was used by nobody.
 func TestWhatIsGivenBackIsNotUsed(t *testing.T) {
-	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		write, l := counted(t, client, func(throttle.Correction) {})
 		line, queues := l.Line("api"), limitertest.Queues("q")

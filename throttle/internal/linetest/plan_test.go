@@ -170,9 +170,9 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		st.at(5 * s).granted("a1")
 		got := st.plan(inspect.PlanOptions{}, demand("a", 9, ""))
 		expect.That(t, got.Expected == limitertest.At(25*s) && got.Binds == "all", got)
-		st.at(36 * s).costs(9).granted("b1") // within the margin of the reset at 40 s, so it counts until that at 60 s
-		expect.Equal(t, st.plan(inspect.PlanOptions{}, demand("b", 1, "")).Expected, limitertest.At(65*s))
+		st.at(36 * s).costs(4).granted("b1") // within the margin of the reset at 40 s, so it counts until that at 60 s
 		expect.Equal(t, st.plan(inspect.PlanOptions{}, demand("c", 10, "")).Expected, limitertest.At(65*s), "as the plan's grants do")
+		expect.Equal(t, st.at(46*s).plan(inspect.PlanOptions{}, demand("b", 6, "")).Expected, limitertest.At(65*s))
 	})
 	t.Run("concurrency", func(t *testing.T) {
 		slots := limitertest.Slots(2)

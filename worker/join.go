@@ -21,7 +21,7 @@ const putOffFrom = time.Minute
 // join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. Tasks without a
 // place become pending. If the move fails, workers find the tasks as they were stored.
 func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask) {
-	err := c.places(ctx, line, es)
+	err := c.joinLine(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
 		// The tasks stay scheduled, and keep their Info. They join when forward finds them: thousands of pending ones would
 		// take slots in vain.
@@ -78,12 +78,12 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 	}
 }
 
-// places makes tasks join. A ticket that was in line already belongs to an earlier task with the same ID:
+// joinLine makes tasks join. A ticket that was in line already belongs to an earlier task with the same ID:
 // it leaves, and the task joins again. A task that was refused because of others that wait also joins again,
 // if tickets of deleted tasks have left the line since.
 //
 // A ticket may join after the context has ended. It is dropped when it is taken, as its task is not scheduled then.
-func (c *Client) places(ctx context.Context, line string, es []*enqueueTask) error {
+func (c *Client) joinLine(ctx context.Context, line string, es []*enqueueTask) error {
 	begun := time.Now()
 	if err := c.ask(ctx, line, es); err != nil {
 		return err

@@ -31,7 +31,7 @@ func (s *Server) middleware(handler asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		a := s.attempts.enter(ctx, taskOf(ctx), task, handler)
 		if a == nil {
-			return errLeaseLost
+			return errAttemptEnded
 		}
 		err := s.process(ctx, a)
 		if errors.Is(err, asynq.RevokeTask) { // from the handler, or Identify
@@ -41,8 +41,8 @@ func (s *Server) middleware(handler asynq.Handler) asynq.Handler {
 	})
 }
 
-// errLeaseLost fails a task whose attempt ended before the middleware was called.
-var errLeaseLost = errors.New("worker: the task's lease was lost before it started")
+// errAttemptEnded fails a task whose attempt ended before the middleware was called.
+var errAttemptEnded = errors.New("worker: the task's lease was lost before it started")
 
 // process runs the task, or notes in the attempt that it waits. It returns the error with which the task
 // fails. A grant is given back unless the handler starts.

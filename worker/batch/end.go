@@ -26,7 +26,7 @@ func (w *work) watch(ctx context.Context, r record) error {
 	}
 	if time.Since(w.progressed) >= w.recountAfter {
 		w.recountAfter = time.Since(w.progressed) + min(w.recountAfter, recountMost)
-		return w.sweep(r, func(indexes []int) error { return w.redis.Count(ctx, w.f, "failed", indexes) })
+		return w.eachChunk(r, func(indexes []int) error { return w.redis.Count(ctx, w.f, "failed", indexes) })
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ const (
 	// estimatePart bounds forecasts to 1/20 of all time, if one takes up to 1.5 s: see estimateMost.
 	estimatePart = 20
 
-	// estimateMost is the longest pause between two forecasts.
+	// estimateMost is the longest delay between two forecasts.
 	estimateMost = 30 * time.Second
 )
 
@@ -38,12 +38,12 @@ type estimator struct {
 // estimate runs an estimator until the context ends.
 func (w *work) estimate(ctx context.Context) {
 	e := &estimator{work: w}
-	for pause := estimateEvery; sleep(ctx, pause); {
+	for delay := estimateEvery; sleep(ctx, delay); {
 		begun := time.Now()
 		if err := e.look(ctx); errors.Is(err, asynqredis.ErrNotHolder) {
 			return
 		}
-		pause = min(max(estimateEvery, estimatePart*time.Since(begun)), estimateMost)
+		delay = min(max(estimateEvery, estimatePart*time.Since(begun)), estimateMost)
 	}
 }
 

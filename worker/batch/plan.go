@@ -347,26 +347,26 @@ func changes(ctx context.Context, snapshot *inspect.Snapshot, o inspect.PlanOpti
 // if no server is known. Queues' names get the prefix that they have in line.
 func (s *Scheduler) slots(prefix, queue string) ([]inspect.Slots, error) {
 	servers, err := asynq.NewInspectorFromRedisClient(s.redis.Redis()).Servers()
-	alone, all, queues := 0, 0, map[string]int{}
+	ofQueue, ofServers, queues := 0, 0, map[string]int{}
 	for _, server := range servers {
 		if server.Queues[queue] > 0 {
-			alone += server.Concurrency
+			ofQueue += server.Concurrency
 			maps.Copy(queues, server.Queues)
 		}
 	}
-	if alone == 0 {
+	if ofQueue == 0 {
 		return nil, err
 	}
 	names := slices.Collect(maps.Keys(queues))
 	for _, server := range servers {
 		if slices.ContainsFunc(names, func(name string) bool { return server.Queues[name] > 0 }) {
-			all += server.Concurrency
+			ofServers += server.Concurrency
 		}
 	}
 	for i := range names {
 		names[i] = prefix + names[i]
 	}
-	return []inspect.Slots{{Count: alone, Queues: []string{prefix + queue}}, {Count: all, Queues: names}}, err
+	return []inspect.Slots{{Count: ofQueue, Queues: []string{prefix + queue}}, {Count: ofServers, Queues: names}}, err
 }
 
 // planTimeout bounds the calls of a plan.

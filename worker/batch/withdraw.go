@@ -10,13 +10,13 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// sweepAgainMost is the longest pause between two sweeps.
+// sweepAgainMost is the longest delay between two sweeps.
 const sweepAgainMost = 30 * time.Second
 
 // pause takes the tasks of the firing out of their lines. It does so again until none of them runs, as a
 // running task may come back.
 func (w *work) pause(ctx context.Context, r record) error {
-	if r.Phase == phaseNew || r.Aside && (w.sweepPause < 0 || time.Since(w.swept) < w.sweepPause) {
+	if r.Phase == phaseNew || r.Aside && (w.sweepDelay < 0 || time.Since(w.swept) < w.sweepDelay) {
 		return nil // nothing is enqueued, or it is not yet time for the next sweep
 	}
 	if err := w.withdraw(ctx, r, w.move(ctx, asynqredis.SetAside)); err != nil {
@@ -28,10 +28,10 @@ func (w *work) pause(ctx context.Context, r record) error {
 
 // resume writes until when servers may pick the tasks, and makes the tasks join their lines again at once.
 func (w *work) resume(ctx context.Context, r record) error {
-	w.sweepPause = 0
+	w.sweepDelay = 0
 	_, err := w.redis.Update(ctx, w.f, w.holder, "again", 0, "closes", w.b.closes(w.f.Tick, time.Now()))
 	if err == nil {
-		err = w.sweep(r, w.move(ctx, asynqredis.Release))
+		err = w.eachChunk(r, w.move(ctx, asynqredis.Release))
 	}
 	if err == nil {
 		_, err = w.redis.Update(ctx, w.f, w.holder, "aside", 0)
@@ -50,7 +50,7 @@ func (w *work) retry(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	err = w.sweep(r, func(indexes []int) error {
+	err = w.eachChunk(r, func(indexes []int) error {
 		failed := slices.DeleteFunc(slices.Clone(indexes), func(i int) bool { return fates.at(i) != fateFailed })
 		return w.move(ctx, asynqredis.RetryFailed)(failed)
 	})
@@ -66,7 +66,7 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 	if r.Phase == phaseNew || r.Phase == phaseDrain && r.ended() >= r.Index {
 		return true, w.end(ctx, StateCancelled)
 	}
-	if time.Since(w.swept) < w.sweepPause {
+	if time.Since(w.swept) < w.sweepDelay {
 		return false, nil
 	}
 	err = w.withdraw(ctx, r, func(indexes []int) error {
@@ -75,12 +75,12 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 		}
 		return w.redis.Count(ctx, w.f, "failed", indexes)
 	})
-	if err != nil || w.sweepPause > 0 {
+	if err != nil || w.sweepDelay > 0 {
 		return false, err
 	}
 	r, err = w.read(ctx)
 	if err != nil || r.ended() < r.Index {
-		w.sweepPause = lookEvery
+		w.sweepDelay = lookEvery
 		return false, err
 	}
 	return true, w.end(ctx, StateCancelled)
@@ -97,7 +97,7 @@ func (w *work) withdraw(ctx context.Context, r record, move func(indexes []int) 
 	if err != nil {
 		return err
 	}
-	err = w.sweep(r, func(indexes []int) error {
+	err = w.eachChunk(r, func(indexes []int) error {
 		if err := move(indexes); err != nil {
 			return err
 		}
@@ -112,18 +112,18 @@ func (w *work) withdraw(ctx context.Context, r record, move func(indexes []int) 
 	case err != nil:
 		return err
 	case len(before)+len(after) == 0:
-		w.sweepPause = -1
-	case w.sweepPause <= 0:
-		w.sweepPause = lookEvery
+		w.sweepDelay = -1
+	case w.sweepDelay <= 0:
+		w.sweepDelay = lookEvery
 	default:
-		w.sweepPause = min(2*w.sweepPause, sweepAgainMost)
+		w.sweepDelay = min(2*w.sweepDelay, sweepAgainMost)
 	}
 	return nil
 }
 
-// sweep calls do for the indexes of all enqueued tasks, and of one chunk more: the cursor may not have
+// eachChunk calls do for the indexes of all enqueued tasks, and of one chunk more: the cursor may not have
 // been moved yet.
-func (w *work) sweep(r record, do func(indexes []int) error) error {
+func (w *work) eachChunk(r record, do func(indexes []int) error) error {
 	last := r.Index
 	if r.Phase == phaseEnqueue {
 		last += chunkSize

@@ -18,9 +18,9 @@ const (
 	// lookEvery is how often the holder looks at its firing.
 	lookEvery = time.Second
 
-	// pauseLeast is the delay of the next try after an error. It doubles to pauseMost, until chunks go through again.
-	pauseLeast = 250 * time.Millisecond
-	pauseMost  = 30 * time.Second
+	// delayLeast is the delay of the next try after an error. It doubles to delayMost, until chunks go through again.
+	delayLeast = 250 * time.Millisecond
+	delayMost  = 30 * time.Second
 )
 
 // A work is the work of a lease's holder for a firing, until the firing has ended.
@@ -34,7 +34,7 @@ type work struct {
 	progressed   time.Time     // when ended last changed
 	recountAfter time.Duration // without progress, watch counts anew so long after progressed
 	swept        time.Time     // when withdraw last swept
-	sweepPause   time.Duration // before the next sweep for tasks that come back; below 0 if none can
+	sweepDelay   time.Duration // before the next sweep for tasks that come back; below 0 if none can
 }
 
 // work works for a firing if nobody else does.
@@ -91,7 +91,7 @@ func (w *work) read(ctx context.Context) (record, error) {
 
 // loop does step after step, until the firing has ended.
 func (w *work) loop(ctx context.Context) error {
-	pause, index := pauseLeast, -1
+	delay, index := delayLeast, -1
 	for {
 		again, r := false, record{}
 		err := w.redis.Lease(ctx, w.f, w.holder, w.lease)
@@ -99,7 +99,7 @@ func (w *work) loop(ctx context.Context) error {
 			r, err = w.read(ctx)
 		}
 		if r.Index != index {
-			pause, index = pauseLeast, r.Index
+			delay, index = delayLeast, r.Index
 		}
 		if err == nil {
 			again, err = w.guarded(ctx, r)
@@ -111,20 +111,20 @@ func (w *work) loop(ctx context.Context) error {
 			return err
 		case err != nil:
 			w.config.Logger.Warn("batch: a firing is delayed", "batch", w.f.Batch, "firing", w.f.Name(), "error", err)
-			delay := []any{"delayed_by", err.Error()}
+			fields := []any{"delayed_by", err.Error()}
 			if r.DelayedBy == "" {
-				delay = append(delay, "delayed_since", time.Now().Unix())
+				fields = append(fields, "delayed_since", time.Now().Unix())
 			}
-			_, _ = w.redis.Update(ctx, w.f, w.holder, delay...)
-			if !sleep(ctx, pause) {
+			_, _ = w.redis.Update(ctx, w.f, w.holder, fields...)
+			if !sleep(ctx, delay) {
 				return context.Cause(ctx)
 			}
-			pause = min(2*pause, pauseMost)
+			delay = min(2*delay, delayMost)
 			continue
 		case r.DelayedBy != "":
 			_, _ = w.redis.Update(ctx, w.f, w.holder, "delayed_by", "")
 		}
-		pause = pauseLeast
+		delay = delayLeast
 		if !again && !sleep(ctx, lookEvery) {
 			return context.Cause(ctx)
 		}

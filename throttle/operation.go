@@ -315,7 +315,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 	case a.Status == script.OverDeadline:
 		err = tooLate(o.request, d)
 	case d.Granted && forCapacity:
-		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, by: o.compiledPolicy, limiter: l}
+		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, grantor: o.compiledPolicy, limiter: l}
 	case !d.Granted && !d.Queued && (a.Status != script.Denied || d.RetryIn == 0):
 		return Decision{}, fmt.Errorf("%w: policy %q: status %d: must be granted, denied or in line", ErrReply, o.Name, a.Status)
 	}

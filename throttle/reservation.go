@@ -18,7 +18,7 @@ type Reservation struct {
 	At time.Time // when it was granted, by the clock of Redis, to the microsecond; zero if it failed open
 	ID string    // 16 hex digits; empty if nothing was counted, because the request failed open
 
-	by      *compiledPolicy // that granted it; nil if nothing was counted
+	grantor *compiledPolicy // that granted it; nil if nothing was counted
 	limiter *Limiter
 }
 
@@ -69,7 +69,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	if o == nil {
 		return r, err
 	}
-	if err := r.by.checkUnits("actual", actual); err != nil && o.checkUnits("actual", actual) != nil {
+	if err := r.grantor.checkUnits("actual", actual); err != nil && o.checkUnits("actual", actual) != nil {
 		return r, err // neither the policy that granted it nor the present one has these units
 	}
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
@@ -98,11 +98,11 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 // neverCounted returns the windows, from 1, that have not counted a reservation: the policy that
 // granted it had other ones. They give nothing back for it, as others may have those units.
 func (o *operation) neverCounted(r Reservation) (windows []int) {
-	if r.by == o.compiledPolicy {
+	if r.grantor == o.compiledPolicy {
 		return nil
 	}
 	for i, w := range o.windows {
-		if !slices.ContainsFunc(r.by.counting, func(was Window) bool {
+		if !slices.ContainsFunc(r.grantor.counting, func(was Window) bool {
 			return was.Name == w.Name && was.Algorithm == w.Algorithm && slices.Equal(was.Per, w.Per) && was.Unit == w.Unit &&
 				was.Period == w.Period && was.Margin == w.Margin && was.Resets == w.Resets && was.Timezone == w.Timezone &&
 				(was.Limit == w.Limit || w.Burst == 0) // a bucket drains by its limit
@@ -194,8 +194,8 @@ func (r Reservation) Lease() time.Duration {
 // policy returns the policy of the reservation, even if it was removed, or nil if nothing was counted.
 func (r Reservation) policy() (*compiledPolicy, error) {
 	switch {
-	case r.by != nil:
-		return r.limiter.policyOfLine(r.by.line, true)
+	case r.grantor != nil:
+		return r.limiter.policyOfLine(r.grantor.line, true)
 	case r.ID != "":
 		return nil, r.bad("id", r.ID, "must be of a reservation that a limiter of this process made")
 	}

@@ -134,7 +134,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) Ta
 		return ticket
 	}
 	ticket.Decision.Reservation = Reservation{
-		Request: r, At: ticket.Decision.At, ID: t.Granted, by: cp, limiter: cp.claims.line.limiter,
+		Request: r, At: ticket.Decision.At, ID: t.Granted, grantor: cp, limiter: cp.claims.line.limiter,
 	}
 	o, err := cp.newOperation(r, tenant)
 	if err != nil {
@@ -174,8 +174,8 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 	for _, t := range tickets {
 		r := t.Decision.Reservation
 		o, err := r.operation(ctx)
-		if o != nil && op == script.PutBack && o.flowMark != r.by.flowMark {
-			o, err = r.by.newOperation(r.Request, o.tenant) // the flow has the scopes of the policy as it was
+		if o != nil && op == script.PutBack && o.flowMark != r.grantor.flowMark {
+			o, err = r.grantor.newOperation(r.Request, o.tenant) // the flow has the scopes of the policy as it was
 		}
 		if o == nil || err != nil {
 			continue // it has no units, and no position to go back to; or other scopes: its units expire
@@ -241,7 +241,7 @@ func (n *Line) Matches(t TakenTicket, r Request) bool {
 }
 
 func (cp *compiledPolicy) matches(t TakenTicket, r Request) bool {
-	granted, by := t.Decision.Reservation.Request, t.Decision.Reservation.by
-	return by != nil && by.line == cp.line && by.flow("", granted) == cp.flow("", r) &&
+	granted, grantor := t.Decision.Reservation.Request, t.Decision.Reservation.grantor
+	return grantor != nil && grantor.line == cp.line && grantor.flow("", granted) == cp.flow("", r) &&
 		cp.costsText(granted) == cp.costsText(r)
 }

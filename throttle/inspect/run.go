@@ -54,9 +54,9 @@ func (l *simLine) startOne(t int64) int64 {
 		if len(s.flows) == 0 {
 			continue
 		}
-		switch free, by := s.flows[0].fits(t, slotLevel); {
+		switch free, name := s.flows[0].fits(t, slotLevel); {
 		case free > t:
-			next, l.binds = min(next, free), by
+			next, l.binds = min(next, free), name
 		case first == nil || s.tag < first.tag:
 			first = s
 		}
@@ -72,8 +72,8 @@ func (l *simLine) startOne(t int64) int64 {
 		f.wait(t)
 		return t
 	}
-	if at, by := f.fits(t, sharedLevel); at > t {
-		l.binds = by
+	if at, name := f.fits(t, sharedLevel); at > t {
+		l.binds = name
 		return min(next, at)
 	}
 	f.start(t)
@@ -83,15 +83,15 @@ func (l *simLine) startOne(t int64) int64 {
 // wait has a flow wait for room for its next tickets in its own windows, or for a time; or else on its side.
 func (f *simFlow) wait(t int64) {
 	l, s := f.line, f.side
-	at, by := f.fits(t, ownLevel)
+	at, name := f.fits(t, ownLevel)
 	if f.key = float64(at); at > t {
-		f.waited[by] += at - t
+		f.waited[name] += at - t
 		insert(&l.waiting, f)
 		return
 	}
 	f.key = max(*f.tag, s.last)
-	for by, us := range l.waited {
-		f.waited[by] -= us
+	for name, us := range l.waited {
+		f.waited[name] -= us
 	}
 	for _, w := range f.windows {
 		if s.batch && w.level == ownLevel {
@@ -107,14 +107,14 @@ func (f *simFlow) wait(t int64) {
 // leave takes a flow from its side, where it is the first.
 func (f *simFlow) leave() {
 	f.side.flows = f.side.flows[1:]
-	for by, us := range f.line.waited {
-		f.waited[by] += us
+	for name, us := range f.line.waited {
+		f.waited[name] += us
 	}
 }
 
 // fits returns when the next tickets of a flow have room at a level, and the window that has room last: the others
 // keep theirs while the flow waits. Pauses, and the time from which on demands may start, have no name.
-func (f *simFlow) fits(t int64, level int) (at int64, by string) {
+func (f *simFlow) fits(t int64, level int) (at int64, name string) {
 	at = t
 	if open := f.line.sim.Open; level == ownLevel && open != nil && f.tickets[0].finish > 0 {
 		at = max(t, open(time.UnixMicro(t)).UnixMicro())
@@ -132,12 +132,12 @@ func (f *simFlow) fits(t int64, level int) (at int64, by string) {
 			fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))
 		}
 		if fits > at {
-			if at, by = fits, w.name; at == w.Ends {
-				by = ""
+			if at, name = fits, w.name; at == w.Ends {
+				name = ""
 			}
 		}
 	}
-	return at, by
+	return at, name
 }
 
 // start starts tickets of the flow, which is the first of its side.
@@ -187,9 +187,9 @@ func (f *simFlow) end(d *Finish, n int64, at time.Time) {
 		return
 	}
 	delete(f.waited, "") // neither windows nor slots
-	for by, us := range f.waited {
-		if us > 0 && (us > f.waited[d.Binds] || us == f.waited[d.Binds] && by < d.Binds) {
-			d.Binds = by
+	for name, us := range f.waited {
+		if us > 0 && (us > f.waited[d.Binds] || us == f.waited[d.Binds] && name < d.Binds) {
+			d.Binds = name
 		}
 	}
 }

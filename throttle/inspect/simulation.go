@@ -181,11 +181,11 @@ func (l *simLine) window(s *throttle.Standing, i int) *window {
 }
 
 // side returns the side of a standing.
-func (l *simLine) side(of *throttle.Standing) *side {
-	queue, batch := of.Request.Ticket.Queue, of.Request.Class == throttle.ClassBatch
+func (l *simLine) side(standing *throttle.Standing) *side {
+	queue, batch := standing.Request.Ticket.Queue, standing.Request.Class == throttle.ClassBatch
 	i := slices.IndexFunc(l.sides, func(s *side) bool { return s.queue == queue && s.batch == batch })
 	if i < 0 {
-		s := &side{batch: batch, queue: queue, share: of.Policy.BatchShare, tag: -1, tags: map[string]*float64{}}
+		s := &side{batch: batch, queue: queue, share: standing.Policy.BatchShare, tag: -1, tags: map[string]*float64{}}
 		if !batch {
 			s.share = 1 - s.share
 		}

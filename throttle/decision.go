@@ -21,8 +21,8 @@ type Decision struct {
 	// At is when the request was decided, by the clock of Redis.
 	At time.Time
 
-	// Binds is what holds the request up for longest: the name of a window, ByPause, ByUpstream, ByLine or
-	// BySlots; empty if nothing does. If granted, it is what held the ticket up, as expected at its join.
+	// Binds is what delays the request for longest: the name of a window, ByPause, ByUpstream, ByLine or
+	// BySlots; empty if nothing does. If granted, it is what delayed the ticket, as expected at its join.
 	Binds string
 
 	// ClockBehind is how far the clock of Redis is behind the newest change of these windows: usually
@@ -46,7 +46,7 @@ type Decision struct {
 	// Observed, if not nil, says why the request would have been denied, but for Policy.Observe.
 	Observed *Observed
 
-	// Pause, if not nil, is in force for the request. A window may hold it up for longer: see Binds.
+	// Pause, if not nil, is in force for the request. A window may delay it for longer: see Binds.
 	Pause *Pause
 
 	// Policy is the name of the policy.
@@ -161,7 +161,7 @@ func (d Decision) Reason() string {
 		why = ": " + d.Pause.Describe(d.At)
 	case ByLine:
 		why = ": others wait before it"
-	case "", BySlots: // nobody else holds it up
+	case "", BySlots: // nobody else delays it
 	default:
 		window = "/" + d.Binds
 	}

@@ -22,7 +22,7 @@ type Heads struct {
 }
 
 // Note notes a state. It returns the tenants of it that starve: for starvesAfter their oldest ticket and their tag
-// have been the same, no pause and no window of their own holds them up, and more than starvesDue grants would have
+// have been the same, no pause and no window of their own delays them, and more than starvesDue grants would have
 // been their share by weight, while others went first.
 func (h *Heads) Note(s PolicyState) (starving []State) {
 	h.mu.Lock()

@@ -68,7 +68,7 @@ type State struct {
 	// when its turn comes there.
 	Windows []throttle.WindowState `json:"windows"`
 
-	// Binds is what holds the ticket up for longest, or a tenant's last one, as throttle.Place.Binds. Expected
+	// Binds is what delays the ticket for longest, or a tenant's last one, as throttle.Place.Binds. Expected
 	// is when that is expected to start, and Latest the upper bound of it: zero where none is known.
 	Binds    string    `json:"binds,omitempty"`
 	Expected time.Time `json:"expected,omitzero"`

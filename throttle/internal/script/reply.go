@@ -38,7 +38,7 @@ type Answer struct {
 	At      int64         `json:"-"`       // when this was decided; when it was granted, if it was before
 	Time    int64         `json:"time"`    // the expected start
 	Latest  int64         `json:"latest"`  // the expected start's upper bound; 0 if none is known
-	Binds   int64         `json:"binds"`   // the number of the window that holds it up for longest, from 1; Slots, or 0
+	Binds   int64         `json:"binds"`   // the number of the window that delays it for longest, from 1; Slots, or 0
 	Behind  int64         `json:"behind"`  // how far the clock is behind the windows
 	Nudge   bool          `json:"nudge"`   // a server should be woken for the ticket
 	Pause   PauseAnswer   `json:"pause"`   // zero without one

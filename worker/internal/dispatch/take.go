@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
-// takeTimeout is how long a take, or the reserve of pending tasks, may hold others up.
+// takeTimeout is how long a take, or the reserve of pending tasks, may delay others.
 const takeTimeout = 250 * time.Millisecond
 
 // take takes from a line, and picks. It reports whether a task is ready.

@@ -126,7 +126,7 @@ local function new_line(call)
     return q
   end
 
-  -- alive returns whether a queue may hold up others.
+  -- alive returns whether a queue may delay others.
   function L.alive(q) return q.n > 0 and appointments.kept(q, now) end
 
   -- queue_of returns the record of a queue, which is also its node ROOT.

@@ -7,7 +7,7 @@
 --     a request without a place in line. fits, if any, gets by window when the costs fit there, 0 for at once
 --
 -- Until a ticket starts, the first of all waiting tickets lacks room in a window. So the latest start is the sum of
--- the windows' waits, if all go first that may, plus resets missed in one window while another holds tickets up. It
+-- the windows' waits, if all go first that may, plus resets missed in one window while another delays tickets. It
 -- is 0 if nobody knows how long leases are held. binds is the number of the window that delays the ticket for
 -- longest, or 0. The earliest start is after the flow's own tickets: others may be gone by then.
 --
@@ -138,7 +138,7 @@ local function new_eta(L)
       if asks then roomy[scope] = room and costs end
     end
     time = min(time, MOST)
-    if blocking > 1 then waits = waits + elapsed end -- tickets held up elsewhere come into the next bucket
+    if blocking > 1 then waits = waits + elapsed end -- tickets delayed elsewhere come into the next bucket
     local latest = min(MOST, max(time, opens + waits))
     if time == latest and earliest < time and not all_first then latest = latest + 1 end -- the start is not exact
     return time, known and latest or 0, binds, min(earliest, time)

@@ -98,9 +98,9 @@ local function new_join(L)
     order().write()
   end
 
-  -- somebody_waits returns whether tickets other than `id` hold up the request: those that wait at its scopes.
+  -- somebody_waits returns whether tickets other than `id` delay the request: they wait at its scopes.
   -- ROOT is one only if a window is shared; else they wait there for a slot, which the request has. The first ticket
-  -- of the request's own flow holds it up, too, if its costs differ and lack room by now. Tickets of a batch hold up a
+  -- of the request's own flow delays it, too, if its costs differ and lack room by now. Tickets of a batch delay a
   -- live request only if it owes them room.
   local function somebody_waits(r, id)
     local batch, flow_name = r.batch, id and L.flow_name(id)

@@ -203,7 +203,7 @@ local function new_order(L, names, strict)
     local lapses = e.lapses -- until when they are left; 0: none are
     if e.side.of_take then
       local due = places.due_at(e.side.q.queue, standings.scope.suffix)
-      if due and due > now then -- it waits for room; a batch before its time holds up nobody
+      if due and due > now then -- it waits for room; a batch before its time delays nobody
         local time = min(due, now + appointments.LATEST) -- its server may have gone by then
         if e.class == LIVE or standings.time <= now + BURST then room.opens = max(room.opens or 0, time) end
         return

@@ -127,5 +127,6 @@ func (c *claims) take() {
 func (c *claims) refund(t TakenTicket) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
+	t.untold = true
 	_ = c.line.Refund(ctx, []TakenTicket{t}) // after an error its units count until they expire
 }

@@ -43,6 +43,7 @@ type TakenTicket struct {
 	NeverFits  bool     // its cost is above a limit by now: it was not charged, and its work must fail
 	Weight     float64  // of its tenant, above 0, by which lines of shards share slots; 0 without shards
 	Decision   Decision // granted, with a Reservation, unless the ticket was not charged
+	untold     bool     // no Observer knows of it
 
 	// Since is when the work began to wait: when it joined, or Request.Since.
 	Since time.Time
@@ -72,7 +73,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	}
 	taken.Tickets = slices.DeleteFunc(taken.Tickets, func(t TakenTicket) bool {
 		_, asked := o.Queues[t.Queue]
-		if !asked {
+		if t.untold = !asked; t.untold {
 			taken.Others, taken.Next = append(taken.Others, t), 0 // Next was for other queues, too
 		}
 		return !asked
@@ -170,7 +171,7 @@ func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
 }
 
 func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) error {
-	asks, given := map[*compiledPolicy][]script.Request{}, map[*compiledPolicy][]Reservation{}
+	asks, given := map[*compiledPolicy][]script.Request{}, map[*compiledPolicy][]TakenTicket{}
 	for _, t := range tickets {
 		r := t.Decision.Reservation
 		o, err := r.operation(ctx)
@@ -185,18 +186,18 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		ask.Place.Flow, ask.Cost = cmp.Or(t.Flow, ask.Place.Flow), cmp.Or(t.Cost, ask.Cost)
 		ask.Place.Rank, ask.Place.Since = t.Rank, t.Since.UnixMicro()
 		asks[o.compiledPolicy] = append(asks[o.compiledPolicy], ask)
-		given[o.compiledPolicy] = append(given[o.compiledPolicy], r)
+		given[o.compiledPolicy] = append(given[o.compiledPolicy], t)
 	}
 	for cp, asks := range asks {
 		cp.drained.Store(false)
 		answers, err := cp.decide(ctx, asks...)
-		if err != nil {
-			return err
-		}
-		for i, r := range given[cp] {
-			if answers[i].Status == script.Done {
+		for i, a := range answers {
+			if r := given[cp][i].Decision.Reservation; a.Status == script.Done && !given[cp][i].untold {
 				tell(n.limiter, Correction{Cancelled: true, Reservation: r, Requests: -r.Request.CostOf(Requests)})
 			}
+		}
+		if err != nil {
+			return err
 		}
 		cp.claims.takeIn(0)
 	}

@@ -206,6 +206,10 @@ func TestAHandlerLearnsThatASlotOfItsOwnIsLost(t *testing.T) {
 		var cause error
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			r, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "second"})
+			expect.Must(t, errors.Join(err, r.Release(ctx)))
+			time.Sleep(time.Second)
+			expect.Must(t, ctx.Err()) // it was released, and not lost
+			r, err = worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "second"})
 			expect.Must(t, errors.Join(err, expect.ErrOf(s.Limiter.Reset(ctx, "second", "acme"))))
 			expect.Must(t, expect.ErrOf(s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: r.Tenant})))
 			<-ctx.Done()

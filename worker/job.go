@@ -203,7 +203,12 @@ func (j *Job) keep(ctx context.Context, reservation throttle.Reservation) error 
 		_ = reservation.Release(ctx) // if that fails, the lease expires
 		return errReturned
 	}
-	context.AfterFunc(reservation.Hold(context.WithoutCancel(ctx)), func() { j.lost(throttle.ErrLeaseLost) })
+	held := reservation.Hold(context.WithoutCancel(ctx))
+	context.AfterFunc(held, func() {
+		if errors.Is(context.Cause(held), throttle.ErrLeaseLost) { // else it was released
+			j.lost(throttle.ErrLeaseLost)
+		}
+	})
 	j.extra = append(j.extra, reservation)
 	return nil
 }

@@ -51,10 +51,7 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 // A limiter's Redis that hangs is unavailable to a probe, too.
 func TestAProbeOfARedisThatHangs(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
-		hangs := hooktest.Hook(func(ctx context.Context, _ redis.Cmder, _ redis.ProcessHook) error {
-			<-ctx.Done()
-			return ctx.Err()
-		})
+		hangs := hooktest.Hook(func(ctx context.Context, _ redis.Cmder, _ redis.ProcessHook) error { <-ctx.Done(); return ctx.Err() })
 		expect.Err(t, s.Client(s.AnotherLimiter(hangs)).Ping(), throttle.ErrUnavailable)
 	})
 }

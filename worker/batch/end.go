@@ -57,15 +57,12 @@ func (w *work) stop(ctx context.Context, r record) error {
 }
 
 // end ends the firing, and enqueues the task that reports it.
-func (w *work) end(ctx context.Context, outcome State) error {
-	r, err := w.read(ctx)
+func (w *work) end(ctx context.Context, r record, outcome State) error {
 	r.Phase, r.Outcome, r.Finished, r.DelayedBy = phaseEnded, outcome, time.Now().Unix(), ""
-	if err == nil {
-		err = w.report(ctx, r, 0, "ended")
+	if err := w.report(ctx, r, 0, "ended"); err != nil {
+		return err
 	}
-	if err == nil {
-		_, err = w.redis.Update(ctx, w.f, w.holder, "phase", phaseEnded, "outcome", string(outcome), "delayed_by", "")
-	}
+	_, err := w.redis.Update(ctx, w.f, w.holder, "phase", phaseEnded, "outcome", string(outcome), "delayed_by", "")
 	return err
 }
 

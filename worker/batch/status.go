@@ -237,7 +237,7 @@ func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, erro
 	}
 	for i := range all {
 		switch t := &all[i]; {
-		case t.Waiting == 0:
+		case t.Waiting == 0 || r.Want == wantPause: // as in status
 		case data == "": // nobody has looked yet
 			t.Finish = t.Planned
 		case i < len(expected):

@@ -64,7 +64,7 @@ func (w *work) retry(ctx context.Context, r record) error {
 // cancel deletes the waiting tasks. It does so again until none is left.
 func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 	if r.Phase == phaseNew || r.Phase == phaseDrain && r.ended() >= r.Index {
-		return true, w.end(ctx, StateCancelled)
+		return true, w.end(ctx, r, StateCancelled)
 	}
 	if time.Since(w.swept) < w.sweepDelay {
 		return false, nil
@@ -83,7 +83,7 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 		w.sweepDelay = lookEvery
 		return false, err
 	}
-	return true, w.end(ctx, StateCancelled)
+	return true, w.end(ctx, r, StateCancelled)
 }
 
 // withdraw moves waiting tasks, by a function for their indexes, and takes them out of their lines. If no

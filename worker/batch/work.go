@@ -153,7 +153,7 @@ func (w *work) step(ctx context.Context, r record) (again bool, err error) {
 	case w.stops(r):
 		return true, w.stop(ctx, r)
 	case r.Phase == phaseDrain && r.Want != wantPause && r.ended() >= r.Index: // also after its hours
-		return true, w.end(ctx, StateDone)
+		return true, w.end(ctx, r, StateDone)
 	case r.Want == wantPause, !open:
 		return false, w.pause(ctx, r)
 	case r.Aside, r.Closes != w.b.closes(tick, now):
@@ -195,10 +195,13 @@ func (w *work) begin(ctx context.Context, r record) error {
 	case p.refused:
 		w.config.Logger.Error("batch: nothing is enqueued, as tasks would end too late", details...)
 		reason := fmt.Sprintf("batch: %d tasks are expected to end too late: nothing is enqueued", p.all.Late)
-		if _, err := w.redis.Update(ctx, w.f, w.holder, append(fields, "reason", reason)...); err != nil {
+		if _, err = w.redis.Update(ctx, w.f, w.holder, append(fields, "reason", reason)...); err == nil {
+			r, err = w.read(ctx)
+		}
+		if err != nil {
 			return err
 		}
-		return w.end(ctx, StateRefused)
+		return w.end(ctx, r, StateRefused)
 	case p.all.Late > 0:
 		w.config.Logger.Warn("batch: tasks are expected to end too late", details...)
 	case w.b.FinishBy != "" && len(p.all.Unknown) > 0:

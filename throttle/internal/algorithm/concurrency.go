@@ -24,8 +24,10 @@ var Concurrency = Algorithm{
 	Params:   func(w Window) [4]int64 { return [4]int64{w.Limit, w.Lease.Microseconds()} },
 	Simulate: func(w Window, c Counted) Simulated {
 		s := c.log(w.Limit, 0, 14, 22)
-		for i := 0; i < len(s.log) && c.Hold > 0; i++ { // as if the holds, whose leases are renewed, ended evenly
-			s.log[i].until = c.Now + c.Hold*int64(i+1)/int64(len(s.log))
+		for i := range s.log { // as if the holds, whose leases are renewed, ended evenly
+			if c.Hold > 0 && s.log[i].until > c.Now {
+				s.log[i].until = c.Now + c.Hold*int64(i+1)/int64(len(s.log))
+			}
 		}
 		return s
 	},

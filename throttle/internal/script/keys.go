@@ -20,14 +20,12 @@ import (
 //
 // LINE is the policy's name, followed by the shard if there are several: NAME/3of4.
 //
-// The scripts derive every other key: see lua/decide.lua, lua/verbs.lua, lua/line.lua
-// and lua/line_order.lua.
+// The scripts derive every other key: see lua/decide.lua, lua/verbs.lua, lua/line.lua and lua/line_order.lua.
 //
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data, and
 // escaped: no name can collide with another or reach beyond its own key.
 
-// Prefix returns the beginning of all keys of a line. No two pairs have the same: neither part holds
-// a brace.
+// Prefix returns the beginning of all keys of a line. No two pairs have the same: neither part holds a brace.
 func Prefix(prefix, line string) string { return prefix + "sluice:{" + line + "}:" }
 
 // ScopeKey returns the key of one scope, without the prefix.
@@ -65,9 +63,8 @@ func ParseScopes(keys string) map[string]string {
 	return all
 }
 
-// TicketName returns the name of a ticket in its line. The queue is escaped, or Taker.Claims.
-// IDs that are UUIDs, as asynq's are, take 23 bytes in place of 36: "!", which no escaped name
-// holds, and base64.
+// TicketName returns the name of a ticket in its line. The queue is escaped, or Taker.Claims. IDs that are UUIDs, as
+// asynq's are, take 23 bytes in place of 36: "!", which no escaped name holds, and base64.
 func TicketName(queue, id string) string {
 	if u, err := uuid.Parse(id); err == nil && u.String() == id { // else it is no UUID, or in another form
 		return queue + "/!" + base64.RawURLEncoding.EncodeToString(u[:])
@@ -89,9 +86,8 @@ func parseTicket(name string) (queue, id string, ok bool) {
 	return Unescape(queue), u.String(), err == nil
 }
 
-// FlowMark returns a prefix for the values in the names of a policy's flows, so that tickets which joined by
-// other scopes wait in other flows. Most policies have scopes of the tenant alone, besides shared ones: they have
-// no mark.
+// FlowMark returns a prefix for the values in the names of a policy's flows, so that tickets which joined by other
+// scopes wait in other flows. Most policies have scopes of the tenant alone, besides shared ones: they have no mark.
 func FlowMark(scopes []Scope) string {
 	attributes := ""
 	for _, scope := range scopes {

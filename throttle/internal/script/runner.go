@@ -12,8 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Runner makes scripts, and sends calls. Its fields are set before the first call. It is safe for
-// concurrent use.
+// A Runner makes scripts, and sends calls. Its fields are set before the first call. It is safe for concurrent use.
 type Runner struct {
 	Client redis.UniversalClient
 
@@ -39,10 +38,9 @@ func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 // call makes one call of the named script for a process, and reads the reply. A repeated call has the same sequence
 // number.
 //
-// While a slot of a Cluster is migrated, its old node has some of the keys and its new node the
-// others. A script that derives keys would fail halfway on the old node, and find empty windows on
-// the new one. A second key that never exists makes both refuse the whole call (TRYAGAIN), and the
-// client repeats it.
+// While a slot of a Cluster is migrated, its old node has some of the keys and its new node the others. A script that
+// derives keys would fail halfway on the old node, and find empty windows on the new one. A second key that never
+// exists makes both refuse the whole call (TRYAGAIN), and the client repeats it.
 //
 // A client asks once a minute which nodes a Cluster has. If a node does not answer, another one may
 // serve its slots by now, so it asks again.

@@ -32,9 +32,8 @@ func (q TakeRequest) arguments() []any {
 	return append([]any{q.Max, NewID()[:10], len(queues), q.Strict}, queues...)
 }
 
-// A Taker takes from one line, one call at a time. A take whose reply was lost is not acknowledged:
-// the next one repeats it, with its sequence number, and gets the same tickets. It is safe for
-// concurrent use.
+// A Taker takes from one line, one call at a time. A take whose reply was lost is not acknowledged: the next one
+// repeats it, with its sequence number, and gets the same tickets. It is safe for concurrent use.
 type Taker struct {
 	// Claims is the queue of calls that wait in place. Nobody else has it: names that are data are
 	// escaped, and hold no "!".

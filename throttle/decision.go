@@ -88,7 +88,7 @@ type WindowState struct {
 	Algorithm Algorithm     `json:"algorithm"`          // how the window counts
 	Burst     int64         `json:"burst"`              // the most units at once: Limit, but for GCRA
 	Denied    bool          `json:"denied"`             // the cost does not fit, or the upstream paused it
-	Limit     int64         `json:"limit"`              // units per period, for this tenant; of Line.Take the Policy's
+	Limit     int64         `json:"limit"`              // units a period, for this tenant; by Line.Take as of Policy.Tenants
 	Name      string        `json:"name"`               // of the window
 	Period    time.Duration `json:"-"`                  // 0 for Calendar and Concurrency
 	Remaining int64         `json:"remaining"`          // units below Burst, whatever a pause; at least 0

@@ -42,7 +42,7 @@ var (
 )
 
 // A RequestError names the invalid value of a request, such as of Field "attribute user" or "cost
-// tokens", or which window can never hold its cost, so that waiting does not help. Nothing was
+// tokens", or the window that can never hold its cost, so that waiting does not help. Nothing was
 // changed. The same request fails until the policies or the settings of its tenant change.
 type RequestError PolicyError
 

@@ -25,7 +25,7 @@ type TenantOverride struct {
 type Interventions struct {
 	At        time.Time        // by the clock of Redis
 	Overrides []TenantOverride // one for each policy and tenant
-	Pauses    []Pause          // one for each policy, and for each tenant of it; they hold exempt tenants, too
+	Pauses    []Pause          // one for each policy, and for each tenant of it; they apply to exempt tenants, too
 }
 
 // InForce returns the interventions that have not ended at a time.
@@ -55,7 +55,7 @@ type interventions struct {
 // An effectiveTenant is a tenant as operators have changed it.
 type effectiveTenant struct {
 	Tenant
-	pause       *Pause // the longest that holds it back, or nil
+	pause       *Pause // the longest that delays it, or nil
 	pausedUntil int64  // the end of a pause of this tenant alone (us, by the clock of Redis)
 }
 

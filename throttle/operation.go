@@ -54,7 +54,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 		o.keys[i] = script.ScopeKey(attributes, values)
 	}
 	switch {
-	case !o.free || t.pause != nil: // pauses by operators hold all tenants
+	case !o.free || t.pause != nil: // operators' pauses delay all tenants
 		o.verb = script.Reserve
 	case t.Exempt || o.neverFits() >= 0: // it has no time at which it fits
 		o.verb = script.Exempt
@@ -325,7 +325,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 	return d, err
 }
 
-// binds returns Decision.Binds for a denial.
+// binds returns Decision.Binds of a denial, or of a taken ticket.
 func (o *operation) binds(a script.Answer, d Decision) string {
 	p, starts := d.Pause, d.At.Add(d.RetryIn)
 	// A pause by hand still binds if the wait after it is no longer than the pause: windows free up meanwhile.

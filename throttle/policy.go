@@ -44,9 +44,9 @@ type Policy struct {
 	// task waits in line, and starts when its whole cost fits.
 	EarliestReset bool
 
-	// FailOpen has Reserve and Wait grant while Redis does not answer, except to tenants that operators pause, and
-	// report it in Decision.FailedOpen. By default they return ErrUnavailable. If Redis hangs they wait 5 seconds, or
-	// longer by the client's ReadTimeout, and as long again for a call under way. If ctx ends first: its error.
+	// FailOpen has Reserve and Wait grant while Redis does not answer, unless operators pause the tenant, and report it
+	// in Decision.FailedOpen. By default they return ErrUnavailable, or their context's error if that ends first. If
+	// Redis hangs they wait 5 seconds, or longer by the client's ReadTimeout, and as long again for a call under way.
 	FailOpen bool
 
 	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are spread
@@ -73,7 +73,7 @@ type Policy struct {
 
 	// Observe grants every request, and reports in Decision.Observed what would be denied, and for how long. Sliding
 	// and Fixed windows count as GCRA windows with a Burst of their Limit, and count anew when Observe changes. What
-	// waits when that begins starts at once. Pauses by operators hold all the same.
+	// waits when that begins starts at once. Operators' pauses deny all the same.
 	Observe bool
 
 	// Shards spreads the tenants over hash tags, each with a line, for several primaries of a Redis Cluster: 1

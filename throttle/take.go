@@ -59,8 +59,8 @@ type TakenTicket struct {
 // Take of another process puts them back. If ctx ends or Redis does not answer, the next Take
 // returns the tickets of this one. Concurrent Takes of one line go one after the other.
 //
-// Take serves removed policies, too. Errors are ErrUnknownPolicy, ErrUnavailable, ErrReply and the context's; of other
-// methods also ErrState and ErrClock: Take leaves the tickets that these concern in line.
+// Take serves removed policies, too. Errors are ErrUnknownPolicy, ErrUnavailable, ErrReply and the context's. Methods
+// with Take's errors may also return ErrState and ErrClock: Take itself leaves the tickets that these concern in line.
 func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if len(o.Queues) == 0 {
 		return Taken{At: time.Now(), Next: -1}, nil

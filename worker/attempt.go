@@ -18,7 +18,7 @@ const (
 	// whose lease it lost. By then asynq's recoverer has found the task if it was denied and could not be requeued.
 	forgetAfter = time.Hour
 
-	// lateFor is by how much a late task's deadline is put off, so that asynq calls the middleware, which fails it.
+	// lateFor is how far ahead a late task's deadline is set, so that asynq calls the middleware, which fails it.
 	lateFor = time.Minute
 )
 
@@ -58,15 +58,15 @@ func (a *attempt) isWaiting() bool {
 	return o != nil && !o.done
 }
 
-// isLate reports whether the middleware is to fail a task, once: its deadline had passed when it was picked up, it has
-// only waited, and a policy enforces limits. A task that has run and failed is failed by asynq, at every attempt.
+// isLate reports whether the middleware, in place of asynq, is to fail a task: its deadline had passed at pick-up, it
+// has only waited, and a policy enforces limits or has denied it. One that ran and failed is asynq's, at each attempt.
 func (s *Server) isLate(a *attempt) bool {
 	deadline := a.Message.Deadline()
 	if deadline.IsZero() || a.begun.Before(deadline) || a.Message.LastError() != "" && !a.Message.Denied() {
 		return false
 	}
 	policy, matched := s.limiter.Match(a.Message.Type(), true)
-	return matched && !policy.Observe || a.Message.Denied() // by a policy, perhaps for a call of its handler
+	return matched && !policy.Observe || a.Message.Denied() // denied: perhaps for a call of its handler
 }
 
 // attempts holds the attempts under way, one per slot, and a few that no call has ended.

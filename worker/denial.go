@@ -185,8 +185,8 @@ func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redi
 }
 
 // repeat makes a call that ends an attempt. While asynq's Redis does not answer, as during a failover, it repeats the
-// call until the context ends, which asynq's does with the task's lease, or until the shutdown waits no longer. It
-// makes a call of the recoverer, whose context does not end, once: the recoverer comes again.
+// call until the context ends (asynq's ends with the task's lease), or until the shutdown waits no longer. It makes a
+// call of the recoverer, whose context does not end, once: the recoverer comes again.
 func (s *Server) repeat(ctx context.Context, do func(ctx context.Context, again bool) error) error {
 	_, ends := ctx.Deadline()
 	for pause, again := (outage.Backoff{}), false; ; again = true {

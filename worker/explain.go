@@ -33,7 +33,7 @@ type Explanation struct {
 	QueuePaused bool `json:"queue_paused,omitempty"` // by asynq's tools: no server takes from it
 	Servers     int  `json:"servers"`                // that serve the queue
 
-	// Line describes where it stands in line. It is nil if the task stands in none.
+	// Line describes where the task stands in line. It is nil if it stands in none.
 	Line *inspect.State `json:"line,omitempty"`
 
 	// Why is one line of text: why the task is in that state.
@@ -126,7 +126,7 @@ func (e Explanation) why() string {
 		text = fmt.Sprintf("it has failed (%d of %d retries used), and is tried again at %s: %s",
 			e.Retried, e.MaxRetry, next, words.Name(e.LastError))
 	case member && time.Until(e.NextAt) > 5*365*24*time.Hour:
-		text = "its batch has set it aside, as it is paused, stopped or outside its hours"
+		text = "its batch has set it aside: the firing is paused, stopped or outside its hours"
 	case e.LastError != "":
 		text = "it stands in no line, and workers look at it at " + next + ": " + words.Name(e.LastError)
 	case e.Policy != "":

@@ -14,8 +14,8 @@ import (
 )
 
 // A gatherer commits the tasks of many callers together (group commit). A task that comes while no commit is under way
-// is committed alone, at once. Tasks that come during a commit are in the next one. Before that, the callers of the
-// commit have a moment to come with their next tasks (await).
+// is committed alone, at once. Tasks that come during a commit are in the next one. After a commit of
+// such tasks, their callers have a moment to come with their next ones (await).
 type gatherer struct {
 	commit func(ctx context.Context, tasks []*enqueueTask)
 

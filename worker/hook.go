@@ -16,7 +16,7 @@ type hook struct {
 	server *Server
 }
 
-// singleCalls has the parts of a hook for single calls only. Asynq moves no task in a pipeline.
+// singleCalls passes dials and pipelines on, for hooks of single calls. Asynq moves no task in a pipeline.
 type singleCalls struct{}
 
 func (singleCalls) DialHook(next redis.DialHook) redis.DialHook { return next }

@@ -82,7 +82,7 @@ func IdentityOf(task *asynq.Task) (Identity, error) {
 	return id, nil
 }
 
-// match returns the request with which a task that is due joins a line, and false if it joins none. A task that has
+// match returns the request with which a task joins a line or reserves, and false if it does neither. A task that has
 // waited in a line may match a policy that was removed.
 func (s *Server) match(m asynqredis.Message, waited bool) (request throttle.Request, ok bool) {
 	policy, ok := s.limiter.Match(m.Type(), waited)

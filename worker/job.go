@@ -27,11 +27,11 @@ func unmatchedError(taskType string) error {
 }
 
 // A Job is the task whose handler runs. Its methods may be called until the handler returns, by several goroutines at
-// once. Their errors are ErrNoJob, ErrUnmatched if no policy matches the task, and the Reservation's.
+// once. Their errors are ErrNoJob, ErrUnmatched if no policy matches the task, and those of Reservation's methods.
 type Job struct {
 	caller   *throttle.Caller // identifies the task to the handler's calls; nil outside of a handler
 	limiter  *throttle.Limiter
-	lost     context.CancelCauseFunc // ends the handler's context, as a slot is lost
+	lost     context.CancelCauseFunc // ends the handler's context when a slot is lost
 	settling sync.Mutex
 	settled  throttle.Reservation // of the task, with the latest costs: Redis forgets them when they count no more
 	task     throttle.Reservation // of the task, as it was granted

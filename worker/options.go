@@ -32,7 +32,7 @@ func MaxWait(d time.Duration) asynq.Option {
 func Backlog(n int) asynq.Option { return option(func(e *enqueueTask) { e.request.Backlog = n }) }
 
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is expected to
-// start. Of EnqueueBulk that is the task at the end of the list. It has no effect if start is nil.
+// start: with EnqueueBulk, the last task of the list. It has no effect if start is nil.
 func ReportStart(start *ExpectedStart) asynq.Option {
 	return option(func(e *enqueueTask) { e.reportTo = start })
 }

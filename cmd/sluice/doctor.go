@@ -102,6 +102,6 @@ func (d diagnosis) print(w io.Writer) {
 	}
 	if d.OK {
 		fmt.Fprintln(w, "ok: Redis answers, and its user may call what the limiter needs; "+
-			"nothing wrong is known of eviction and the clock")
+			"nothing wrong was found with eviction or the clock")
 	}
 }

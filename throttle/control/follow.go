@@ -105,8 +105,8 @@ func (f *Follower) look(ctx context.Context) {
 	policies, others := state.Effective()
 	if isNew := state.Version != before.Version; isNew || f.version > 0 && !reflect.DeepEqual(policiesBefore, policies) {
 		if err := f.adopt(policies, isNew); err != nil && isNew {
-			f.state, f.unusable = before, state.Version // its old mark makes the next look read the overrides
-			f.state.Version = state.Version             // without another try of these policies
+			f.state, f.unusable = before, state.Version // its old mark has the next look read the overrides,
+			f.state.Version = state.Version             // but not try these policies again
 		}
 	}
 	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {

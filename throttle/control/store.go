@@ -157,8 +157,8 @@ var ErrConflict = errors.New("control: other policies were published meanwhile: 
 // Publish puts policies in force on all limiters that follow. They replace the policies of a version, 0
 // if none were published. It returns the new version, or the same one if nothing differs.
 //
-// Errors: if there are no policies, a *throttle.PolicyError, ErrConflict, one that names Author's field, or one that
-// wraps an error of Redis, after which the policies may be in force all the same.
+// Errors are one for no policies, a *throttle.PolicyError, ErrConflict, one that names Author's field, or wrap an error
+// of Redis, after which the policies may be in force all the same.
 func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, author Author) (int64, error) {
 	if len(policies) == 0 {
 		return 0, errors.New("control: no policies: must be at least one, as none would guard nothing")

@@ -17,7 +17,7 @@ import (
 )
 
 // A line reads one line of a policy. Its keys are described in internal/script/lua/line.lua. No
-// command takes longer the more wait: they read pages.
+// command takes longer the more tickets wait: they read pages.
 type line struct {
 	*throttle.Line
 	err error // the first one: nothing is read after it

@@ -15,7 +15,7 @@ import (
 // A Demand describes equal requests that will wait in line, or already do. Demands wait in their order.
 type Demand struct {
 	Request throttle.Request // one of them: its policy, tenant, attributes, class, cost and Ticket.Queue
-	Tenant  string           // counts them in Plan.Tenants; by default the tenant of the Request
+	Tenant  string           // under which Plan.Tenants counts them; by default the tenant of the Request
 	Count   int              // of requests, including the Joined
 	Joined  int              // of requests that stand in line already
 

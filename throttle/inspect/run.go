@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
-// They must be as in internal/script/lua/line_order.lua and line_fair.lua.
+// These must be as in internal/script/lua/line_order.lua and line_fair.lua.
 const (
 	pacedPeriod = time.Minute
 	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)

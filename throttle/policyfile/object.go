@@ -48,7 +48,7 @@ func follow(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// examples are shown in errors about values that must be mappings.
+// examples are shown in errors about values that must be mappings or lists of them.
 var examples = map[reflect.Type]string{
 	reflect.TypeFor[Batch]():             `{name: nightly, schedule: "0 2 * * *", tenants: [...], tasks: {...}}`,
 	reflect.TypeFor[BatchTasks]():        `{type: "geocode:address", count: 1000}`,

@@ -195,7 +195,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		scheduled, err := s.Inspector.ListScheduledTasks("default", asynq.PageSize(1000))
 		expect.That(t, err == nil && len(scheduled) == status().Waiting, len(scheduled), "tasks are scheduled", err)
 		why := expect.Got(s.Client(s.Limiter).Explain(t.Context(), "default", scheduled[0].ID))(t).Why
-		expect.That(t, why == "its batch has set it aside, as it is paused, stopped or outside its hours", why)
+		expect.That(t, why == "its batch has set it aside: the firing is paused, stopped or outside its hours", why)
 		s.ok(p.Resume(t.Context(), f))
 		time.Sleep(30 * time.Second)
 		expect.That(t, ran() >= before+2*10 && status().State == batch.StateRunning, "resumed", ran(), before)

@@ -47,8 +47,8 @@ func (w *work) estimate(ctx context.Context) {
 	}
 }
 
-// look forecasts the rest of the firing, and writes when it is expected to end. After an error the next look comes
-// as after any other.
+// look forecasts the rest of the firing, and writes when it is expected to end. An error does not
+// change when the next look comes.
 func (e *estimator) look(ctx context.Context) error {
 	r, err := e.read(ctx)
 	if err != nil || r.Phase != phaseEnqueue && r.Phase != phaseDrain {

@@ -100,7 +100,7 @@ type record struct {
 	Phase    string `redis:"phase"`
 	Want     string `redis:"want"`
 	Outcome  State  `redis:"outcome"`
-	Aside    bool   `redis:"aside"`  // waiting tasks are set aside. `again`, in Redis only: all must join once more
+	Aside    bool   `redis:"aside"`  // waiting tasks are set aside; it stays while the field `again` (batch_want.lua) is 1
 	Closes   int64  `redis:"closes"` // s: no task is picked from then until the next hours
 	Index    int    `redis:"index"`
 	Tenant   int    `redis:"tenant"`
@@ -133,7 +133,8 @@ const (
 
 func recordOf(fields map[string]string) (r record, err error) {
 	kept := redis.NewMapStringStringResult(fields, nil)
-	return r, errors.Join(kept.Scan(&r), kept.Scan(&r.Status))
+	err = errors.Join(kept.Scan(&r), kept.Scan(&r.Status))
+	return r, err
 }
 
 // ended returns how many tasks have ended in any way.

@@ -18,7 +18,7 @@ const (
 	// lookEvery is how often the holder looks at its firing.
 	lookEvery = time.Second
 
-	// delayLeast is the delay of the next try after an error. It doubles to delayMost, until chunks go through again.
+	// delayLeast is the delay of a try after an error. It doubles up to delayMost, until chunks go through again.
 	delayLeast = 250 * time.Millisecond
 	delayMost  = 30 * time.Second
 )
@@ -32,7 +32,7 @@ type work struct {
 
 	ended        int           // tasks that had ended at the last look
 	progressed   time.Time     // when ended last changed
-	recountAfter time.Duration // without progress, watch counts anew so long after progressed
+	recountAfter time.Duration // without progress, watch counts anew so long after `progressed`
 	swept        time.Time     // when withdraw last swept
 	sweepDelay   time.Duration // before the next sweep for tasks that come back; below 0 if none can
 }

@@ -1,6 +1,5 @@
-// Package batchfile reads batches from the key "batches" of a policy file. It is as strict as
-// package policyfile, and returns that package's errors. docs/reference/batches.md describes the
-// format.
+// Package batchfile reads batches from the key "batches" of a policy file. It is as strict as package policyfile, and
+// returns that package's errors. docs/reference/batches.md describes the format.
 package batchfile
 
 import (

@@ -9,7 +9,7 @@
 --       5 most       overrides and pauses that may be in force
 --       6 entry      JSON, for the log
 --       7 kept       entries of the log
--- reply status, version
+-- reply status, version; with status 3 how many are in force
 --       status   1 done, or with version 0 nothing to delete   2 conflict: policies have another
 --                version, which follows   3 too many are in force
 --

@@ -10,8 +10,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// The shapes of all keys of a line. One hash tag lets one script call reach all of them. PREFIX is
-// throttle.Config.Prefix:
+// The keys that this file makes, of a line and of package usage. A line's hash tag lets one script call reach all of
+// its keys. PREFIX is throttle.Config.Prefix:
 //
 //	PREFIXsluice:{LINE}:w:ATTRIBUTES:VALUES   the windows of one scope
 //	PREFIXsluice:{LINE}:q                     the line's count; a call names it

@@ -10,7 +10,7 @@ import (
 //go:embed lua
 var files embed.FS
 
-// The files of a script, besides those of its algorithms and its body. A file uses only earlier files. The
+// The files of a script, besides those of its algorithms and its body. A file uses earlier ones, others by once. The
 // files of `more` and `line` stand in the functions extras and line_files, which most calls do not call.
 const (
 	base = " scope windows request"

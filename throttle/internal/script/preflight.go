@@ -36,7 +36,7 @@ return refused
 `)
 
 // Preflight returns an error with the commands that the limiter needs and the user of Redis may not call. It
-// leaves nothing in Redis. Other errors are Redis's.
+// leaves nothing in Redis. Other errors are go-redis's.
 func (r *Runner) Preflight(ctx context.Context) error {
 	replies, err := preflight.Run(ctx, r.Client, []string{Prefix(r.Prefix, "!")}, needed...).StringSlice()
 	if err != nil || len(replies) == 0 {

@@ -17,7 +17,7 @@ type TakeRequest struct {
 	Max    int
 }
 
-// arguments returns the script's arguments. They begin with a new id_base. The most important queue comes first.
+// arguments returns the script's arguments: with a new id_base, and the queues, the most important one first.
 func (q TakeRequest) arguments() []any {
 	names := slices.SortedFunc(maps.Keys(q.Queues), func(a, b string) int {
 		return cmp.Or(cmp.Compare(q.Queues[b], q.Queues[a]), strings.Compare(a, b))

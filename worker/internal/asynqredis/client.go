@@ -33,7 +33,7 @@ const LeaseFor = 30 * time.Second
 //go:embed lua
 var lua embed.FS
 
-// scripts has the scripts of folder lua by name. All but one begin with functions.lua.
+// scripts has the scripts of folder lua by name. Each other one begins with functions.lua.
 var scripts = func() map[string]*redis.Script {
 	all := map[string]*redis.Script{}
 	functions, _ := lua.ReadFile("lua/functions.lua") // embedded files can be read

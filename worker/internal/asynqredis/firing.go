@@ -89,7 +89,7 @@ type Schedule struct {
 	Open []Firing  // the firings that have not ended
 }
 
-// Schedule reads the record of a batch's ticks. `text` is its cron expression: Last is the last tick decided by that.
+// Schedule reads the record of a batch's ticks. Last is the last tick that was decided by `text`: expression and zone.
 func (c *Client) Schedule(ctx context.Context, queue, batch, text string) (s Schedule, err error) {
 	if s.Now, err = c.redis.Time(ctx).Result(); err != nil {
 		return s, err
@@ -115,10 +115,10 @@ func firings(queue, batch string, names []string) (all []Firing) {
 	return all
 }
 
-// Fire decides all ticks of a batch after `after`, up to upTo; `schedule` is the text of its cron expression. Of these
-// ticks that of f fires; if it is zero, none. If after and upTo are zero, f fires by hand. If alone is true, f is
-// skipped while another firing of the batch has not ended. The result is above 0 if f fires, below 0 if it was
-// skipped, and 0 if none fires or another scheduler has decided.
+// Fire decides all ticks of a batch after `after`, up to upTo; `schedule` is the text of its cron expression and zone.
+// Of these ticks the one of f fires, or none if f's is zero. If after and upTo are zero, f fires by hand. If alone is
+// true, f is skipped while another firing of the batch has not ended. The result is above 0 if f fires, below 0 if it
+// was skipped, and 0 if none fires or another scheduler has decided.
 func (c *Client) Fire(ctx context.Context, f Firing, schedule string, after, upTo time.Time, alone bool) (int, error) {
 	all := []string{f.batchKey(""), f.batchKey(":firings"), f.batchKey(":last")}
 	return c.run(ctx, "batch_fire", f.Queue, all,
@@ -138,8 +138,8 @@ func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.
 	return err
 }
 
-// Update writes fields of a firing, names and values in turn, and returns what is wanted of it. It does not end a
-// firing that is to retry, nor set `aside` to 0 while `again` is 1. A name that begins with ":" gets a key, for Kept.
+// Update writes fields of a firing, and returns what is wanted of it. A value whose name begins with ":" gets its own
+// key, for Kept. `aside` stays while `again` is 1, and a firing that is to retry does not end unless it is cancelled.
 func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...any) (want string, err error) {
 	return c.write(ctx, f, holder, "", fields...)
 }
@@ -165,7 +165,7 @@ func (c *Client) Fields(ctx context.Context, f Firing) (map[string]string, error
 }
 
 // Want asks for a firing to run, pause, be cancelled or be retried: run, pause, cancel or retry. It
-// reports false if that has no effect any more.
+// reports false if that has no effect.
 func (c *Client) Want(ctx context.Context, f Firing, want string) (bool, error) {
 	all := []string{f.key(""), f.batchKey("")}
 	n, err := c.run(ctx, "batch_want", f.Queue, all, want, f.Name()).Int()
@@ -188,8 +188,8 @@ func (c *Client) Running(ctx context.Context, f Firing) (indexes []int, err erro
 	return indexes, err
 }
 
-// Count counts those tasks of a firing that have ended and were not counted yet. As "failed" it counts archived tasks
-// and tasks that are gone, and completed ones as done; as "rejected" tasks that were not enqueued.
+// Count counts tasks of a firing that were not counted yet. As "failed": archived tasks and tasks that are gone as
+// failed, completed ones as done. As "rejected": tasks that were not enqueued.
 func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) error {
 	_, err := forTasks[any](ctx, c, "batch_count", f.Queue, f.counts(), []any{f.taskPrefix(), as, 0}, indexes, addIndex)
 	return err

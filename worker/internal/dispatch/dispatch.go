@@ -77,7 +77,7 @@ type Dispatcher struct {
 	wakeNext  chan struct{} // ends a wait of Next
 	wakeServe chan struct{} // ends a wait of serve
 
-	// Only serve uses these: its views of all lines, by sets of queues, and what it learned from calls.
+	// Only serve changes these: its views of all lines, by sets of queues, and what it learned from calls.
 	sets           []*queueSet
 	paused         map[string]bool // queues
 	lastCallFailed bool

@@ -17,7 +17,7 @@ const (
 	// server with an appointment asks within 2 s. After 5 s others put back what was taken.
 	acknowledgeAfter = 2500 * time.Millisecond
 
-	// askAgain delays the next take of a line that stopped before it had looked at everything.
+	// askAgain delays a line's next take after one that stopped before it had looked at everything.
 	askAgain = time.Millisecond
 
 	// transitMost bounds how much a slow reply delays the next take.
@@ -154,7 +154,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.noteServed(taken.Tickets)
 	l.fitsAt, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// A take that is sent at fitsAt arrives when the ticket fits, even if it travels faster by transitMost.
+		// A take sent at fitsAt arrives no sooner than the ticket fits, even if up to transitMost faster than this one.
 		l.fitsAt = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.fitsAt
 	}
@@ -205,7 +205,7 @@ func (d *Dispatcher) setOf(queue string) *queueSet {
 			return set
 		}
 	}
-	return d.sets[0] // of no set: asynq names the queue of a message, which may not be the one that held it
+	return d.sets[0] // no set has it: asynq goes by the queue in a task's message, which another queue may have held
 }
 
 func latest(times ...time.Time) time.Time   { return slices.MaxFunc(times, time.Time.Compare) }

@@ -31,8 +31,8 @@ func (d *Dispatcher) restore(before time.Time) bool {
 	}
 }
 
-// restoreTask puts back a task that has no slot, and its ticket, if that was charged, to its position. The
-// ticket of a denied one stays in line. The task of one that was taken uncharged is due at once, and joins in front.
+// restoreTask puts back a task without a slot: from a line, with its ticket at its position; else its units are refunded.
+// A denied task's ticket stays in line. A task whose ticket was taken uncharged is due at once, and joins in front.
 func (d *Dispatcher) restoreTask(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), cleanUpTimeout)
 	defer cancel()

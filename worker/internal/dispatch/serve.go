@@ -54,7 +54,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 			case <-ctx.Done():
 			}
 		case insist(ctx, d, func(context.Context) (bool, error) {
-			return d.Tasks.CheckActive(ctx, task.Ref, task.CallKey, true) // which notes in Redis that it starts
+			return d.Tasks.CheckActive(ctx, task.Ref, task.CallKey, true) // notes that it starts; a lost answer does no harm
 		}):
 			noted = task.CallKey + task.ID
 		default: // it has been recovered, or asynq's Redis does not answer: serve puts it back
@@ -107,7 +107,7 @@ func (d *Dispatcher) wait(until time.Time, idle chan<- struct{}) {
 	}
 }
 
-// nextRound returns when to make the next round, or to put back what is ready then, and d.idle if Next waits.
+// nextRound returns when to make the next round, or to put back what was ready for too long; and d.idle if Next waits.
 func (d *Dispatcher) nextRound(now time.Time) (next time.Time, idle chan<- struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -101,7 +101,7 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 					ID: verdict.ID, JoinKey: verdict.Key, At: time.Now(), Line: l.name, Mark: asynqredis.FrontMark,
 				})
 			}
-		default: // a pending task reserves when it is dequeued, an active one joins again if it is denied
+		default: // gone, or not scheduled: a pending task reserves when dequeued, an active one joins again if denied
 			gone = append(gone, verdict.TakenTicket)
 		}
 	}

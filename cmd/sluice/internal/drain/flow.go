@@ -14,7 +14,7 @@ const (
 )
 
 // serve makes the calls of one tenant and policy, in their order, each when it is granted. No call begins after ctx has
-// ended. Calls under way go on until the context calls ends.
+// ended. Calls under way go on until the context of calls has ended.
 func (d *Drain) serve(ctx, calls context.Context, flow []*work) {
 	for _, w := range flow {
 		if grant, ok := d.granted(ctx, calls, w); ok {

@@ -114,7 +114,7 @@ for from = first, #argv, stride do
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 9, failed
     m = m + 2
-    done[count] = char(9) .. pack7(now)
+    done[count] = char(9) .. NOT_GRANTED
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'

@@ -11,8 +11,8 @@
 --
 -- Keys, after the prefix P of the policy. A SUFFIX is a scope's key without P, a NODE is
 -- "QUEUE|SUFFIX".
---   q          "tickets rank": how many tickets are in the line, and the last rank given, less ZERO of
---              line_join.lua. Without the key there is no line
+--   q          "tickets rank": how many tickets are in the line, and the last rank given, less ZERO or
+--              FRONT of line_join.lua. Without the key there is no line
 --   l          "time limits": the limits by which takes have looked at the line since that time; "-" if
 --              these differed
 --   t          hash: ticket "QUEUE/ID" -> "RANKcosts [!]|VALUES key"

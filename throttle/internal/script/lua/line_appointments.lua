@@ -22,15 +22,15 @@ function appointments.kept(q, now) return now - q.asked < (q.claims and 2000000 
 function appointments.nudge(q, now, time)
   if q.claims then return 0 end -- their process asks in time
   local since, spacing = now - appointments.FORGET, appointments.SPACING
-  local reliable = q.last >= since and not (q.first < since and q.asked < q.first) -- or the first one was missed
+  local reliable = q.last >= since and not (q.first < since and q.asked < q.first) -- else none, or it was missed
   if reliable and q.first <= max(time, now) + spacing then return 0 end
   -- One server wakes, so that the next tickets need not wake others.
   q.first, q.last, q.changed = now, now, true
   return 1
 end
 
--- next returns a server's next appointment, if the next ticket may fit at `time`. `before` is its last one: the server
--- keeps it if it lies between `time` and the queue's last one, and another server comes by `time`.
+-- next returns a server's next appointment, if the next ticket may fit at `time`. `before` is its previous one: it
+-- keeps that if it lies between `time` and the queue's latest one, and another server comes by `time`.
 function appointments.next(q, now, time, before)
   if time <= now then return now end
   local spacing = appointments.SPACING

@@ -60,7 +60,7 @@ local function new_fair(L)
           local scope = node.number and scopes.open(call, node.suffix, node.number, nil) -- nil without a window
           node.part_costs, node.part = costs, scope and fair.part_of(scope, costs.windows) or SLOT
         end
-        local least = tag / MOST -- doubles round: a grant moves it by 2 * least or more, a refund by that more
+        local least = tag / MOST -- doubles round: a grant adds at least 2 * least, a refund takes 2 * least more
         set_tag(node, flow, max(0, tag + sign * max(2 * least, node.part * 1000 / flow.weight) - (1 - sign) * least))
       end
     end

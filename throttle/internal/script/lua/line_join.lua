@@ -78,7 +78,7 @@ local function new_join(L)
     local text = costs.text
     if text == 'requests=1' then text = '' end -- the costs of most tickets
     local values = q.batch and '!' .. flow.values or flow.values
-    local key = binds > 0 and not match(r.key, '+') and r.key .. '+' .. binds or r.key
+    local key = binds > 0 and not find(r.key, '+', 1, true) and r.key .. '+' .. binds or r.key
     L.write('t', id, rank .. text .. ' ' .. values .. ' ' .. key)
     L.change('f:' .. r.flow, id, rank + 0)
     L.count(flow, costs, 1)
@@ -114,8 +114,8 @@ local function new_join(L)
       if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
         for i = 1, #r.suffixes do
           local suffix = r.suffixes[i]
-          local alone = ticket_flow and ticket_flow.n == 1 and ticket_flow.queue == name and ticket_flow.suffix
-          if L.count_flows(name .. '|' .. suffix) > (alone == suffix and 1 or 0) then return true end
+          local own_node = ticket_flow and ticket_flow.n == 1 and ticket_flow.queue == name and ticket_flow.suffix
+          if L.count_flows(name .. '|' .. suffix) > (own_node == suffix and 1 or 0) then return true end
         end
       end
     end
@@ -132,8 +132,8 @@ local function new_join(L)
     return expected(flow_for(r), list, at, windows.costs_of(call, r.costs_text), nil, true, fits)
   end
 
-  -- expect_ticket returns expected, latest and binds of the request's ticket, or if it has none of the last ticket
-  -- of its flow; nil if that ticket does not wait.
+  -- expect_ticket returns expected, latest and binds of the request's ticket, or, if it has none, of its flow's
+  -- last ticket; nil if that ticket does not wait.
   local function expect_ticket(r, list, at, fits)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return nil end
@@ -152,11 +152,11 @@ local function new_join(L)
 
   -- refresh sets a flow's weight and settings to the request's.
   local function refresh(r)
-    local flow = L.flow_of(r.flow)
-    if not flow or flow.n == 0 or flow.weight == r.weight + 0 and flow.settings_text == (r.settings or '') then return end
+    local flow, settings = L.flow_of(r.flow), r.settings or ''
+    if not flow or flow.n == 0 or flow.weight == r.weight + 0 and flow.settings_text == settings then return end
     local q = L.queue_of(flow.queue)
     q.weights, q.changed = max(0, q.weights + r.weight - flow.weight), true
-    flow.weight, flow.settings_text, flow.changed = r.weight + 0, r.settings or '', true
+    flow.weight, flow.settings_text, flow.changed = r.weight + 0, settings, true
     flow.settings = windows.settings_of(call, flow.settings_text)
     if flow.suffix then places().due_by(flow.queue, flow.suffix, now) end
   end

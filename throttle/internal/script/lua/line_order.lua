@@ -8,8 +8,8 @@
 --
 -- Of a take's sides, the one with the least tag at ROOT is served. While it waits for a window, none of the others is.
 -- A take also leaves room for a side of another server that goes first: if its ticket does not fit yet, and no window
--- has leases, until LATE after it fits; else from LATE before that server's appointment to LATE after it. Later it
--- saves up no turns. A batch that live tickets delay at a broader scope catches up at narrower ones.
+-- has leases, until LATE after it fits; else from LATE before that server's appointment to LATE after it. After
+-- that the side saves up no turns. A batch that live tickets delay at a broader scope catches up at narrower ones.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
@@ -21,7 +21,7 @@
 
 local function new_order(L, names, strict)
   local LATE = 20000     -- us
-  local PACED = 60000000 -- us
+  local PACED = 60000000 -- us, the longest period of windows over which batches are spread
   local BURST = 100000   -- us by which tickets of a batch may go before their time
   local TAGS_MS = 60000  -- for which tags are kept, at least
   local LIVE, BATCH = 1, 2
@@ -296,7 +296,7 @@ local function new_order(L, names, strict)
     for s = #list, 1, -1 do delay = note_grant_at(flow, list[s], costs, delay) end
   end
 
-  -- write writes the tags that have moved. They are kept for TAGS_MS, or until the scope's windows are empty.
+  -- write writes the tags that have moved. They are kept until the scope's windows are empty, and for TAGS_MS at least.
   function order.write()
     for suffix, standings in pairs(all_standings) do
       if standings.changed then

@@ -116,8 +116,8 @@ local function new_places(L)
     end
   end
 
-  -- reopen makes the shared nodes due that a flow has passed without taking the room there. At the scope where it
-  -- waits now, `suffix`, it leaves out the node of its own queue.
+  -- reopen makes the shared nodes due that a flow has passed without taking the room there. At
+  -- `suffix`, the scope where the flow waits now, it leaves out the node of the flow's queue.
   function places.reopen(flow, suffix)
     if call.only_tenants then return end
     local list = places.scopes_of(flow)

@@ -72,8 +72,8 @@ local function new_take(L)
   end
 
   -- hand_out charges the first ticket of the first flow at ROOT, unless it never fits or goes
-  -- uncharged. It adds it to `taken`: its text, when it was granted, and how much each window has counted then. The next
-  -- one of its flow then waits. at: the time of the flow's scopes, in which nothing blocks it.
+  -- uncharged. It adds to `taken` its text, when it was granted, and how much each window has counted then. The next
+  -- one of its flow then waits. at: the time at which the flow's scopes stand; none of them blocks the ticket.
   local function hand_out(root, flow, ticket, taken, at, never)
     local list, all, scope_of, settings = flow.scopes, call.windows, call.scope_of, flow.settings
     local uncharged = #list < #call.scopes or settings and settings.free

@@ -49,7 +49,7 @@ local function add_writing(L)
     if node and node.shared then
       local crowd = crowds[node] or {members = {}, tenants = {}}
       crowds[node], crowd.tenants[flow.tenant] = crowd, true
-      crowd.members[flow.tenant .. ' ' .. member], score = score and 0, false
+      crowd.members[flow.tenant .. ' ' .. member], score = score and 0, false -- n:NODE is put_first's
     end
     L.change('n:' .. key, member, score)
   end

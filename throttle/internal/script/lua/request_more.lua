@@ -16,7 +16,7 @@ local SOON = 100000 -- us in which tickets that wait for slots may leave
 local function resumed(r, list, at)
   if not r.paused then return list, at end
   local later, settings = {}, r.settings and windows.settings_of(call, r.settings)
-  for s = 1, settings and settings.free and 0 or #list do later[s] = scopes.later(list[s], r.paused) end -- free: no scopes
+  for s = 1, settings and settings.free and 0 or #list do later[s] = scopes.later(list[s], r.paused) end
   return later, r.paused
 end
 

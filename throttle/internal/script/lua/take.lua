@@ -33,7 +33,7 @@ local PUT_BACK = '4'   -- lost takes that one call puts back
 local P, now, first = call.P, call.now, 6
 local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
 local own_key = P .. 'k:' .. process
-call.waiting = redis.call('MGET', P .. 'q')[1]
+call.waiting = redis.call('GET', P .. 'q')
 
 -- remember writes the record of this call, with what it took, by `tickets`: its first entry is for the head.
 local function remember(next_time, tickets, ttl)

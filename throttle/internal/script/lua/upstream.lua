@@ -5,11 +5,11 @@
 --           Nothing is granted before `ends`. `reported` is the time of the report, `tenant` is the one whose
 --           call was refused, `cause` the upstream's word for it, and `by` the reporter.
 --   !rUNIT  the units that the upstream has left: left, at, resets, grants
---           `left` units (none below 0) are left until `resets`, by the answer to a call that was granted at the time
+--           `left` units (below 0: none) are left until `resets`, by the answer to a call that was granted at the time
 --           `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
 --           They are noted after the reset too, for the first answer of the next period.
 --   !a      the rate of the scope after refusals: next, spread, cut, peak, from, last, wait, since, refusals
---           Until `spread` grants are spread, at a part of the published rate: the next one may go at `next`.
+--           Until `spread`, grants are spread, at a part of the published rate: the next one may go at `next`.
 --           The rate was cut at the time `cut`, and has grown since `from`: fast at first, slowly around
 --           `peak`, in parts of PARTS, and faster beyond. `peak` is a little less than the refused rate;
 --           without it there was no cut. `last` is the time of the newest of the `refusals` since `since`,
@@ -158,7 +158,7 @@ local function new_upstream()
       if spread == 0 then return false end
       wait = spread or wait
     end
-    -- Exempt tenants call during a pause, and may be refused. The longest pause holds.
+    -- Exempt tenants call during a pause, and may be refused. The longest pause counts.
     if not before or before.ends < now + wait then
       put(scope, PAUSE, now + wait, {
         ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, by = refused.by,
@@ -217,7 +217,7 @@ local function new_upstream()
   end
 
   -- remaining notes the units that the upstream has left, by the answer to a call granted at r.at. It ignores
-  -- an answer to an earlier call than the last one; of one time, whose answers may cross, the least holds. For
+  -- an answer to an earlier call than the last one; of one time, whose answers may cross, the least counts. For
   -- the first answer the log of a window, if it has one, shows which calls are under way.
   local function remaining(scope, now, r)
     local left, at, cost, log = r.left, r.at > 0 and r.at or now, 0, ''

@@ -43,7 +43,7 @@ local function costs_of(call, text)
   return costs
 end
 
--- fits_window is an algorithm's fits_at that also asks the upstream of the scope. A pause holds for
+-- fits_window is an algorithm's fits_at that also asks the upstream of the scope. A pause is for
 -- requests that cost nothing in the window, too.
 local function fits_window(scope, i, now, cost, ahead, each)
   local call, time = scope.call, now

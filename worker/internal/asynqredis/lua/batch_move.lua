@@ -5,7 +5,7 @@
 -- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 now (s)
 --       4 aside: set waiting tasks aside; release: forward makes waiting tasks join their lines, also
 --         tasks that were set aside; delete: waiting tasks, and count them; retry: archived tasks, with all
---         their retries, then the indexes
+--         their retries. Then the indexes
 -- reply per task 1 moved, 0 left alone
 --
 -- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor

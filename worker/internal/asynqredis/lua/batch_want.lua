@@ -2,7 +2,7 @@
 --
 -- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua)
 -- ARGV  1 run, pause, cancel, or retry: the failed tasks, if all are enqueued  2 name of the firing
--- reply 1, or 0: it was cancelled, is gone or, but for retry, has ended; for retry none failed, or not all are enqueued
+-- reply 1, or 0: it is gone, cancelled (but for cancel) or ended (but for retry); to retry: none failed, or enqueueing
 
 local found = redis.call('HMGET', KEYS[1], 'phase', 'want', 'round', 'stopped')
 local phase, want = found[1], found[2]
@@ -16,7 +16,7 @@ if ARGV[1] == 'retry' then
   return 1
 end
 if phase == 'ended' then return 0 end
-if want == 'pause' and ARGV[1] == 'run' then -- even if a resume is under way: since then picks dropped tickets
+if want == 'pause' and ARGV[1] == 'run' then -- even during a resume: while it was paused, picks dropped tickets
   redis.call('HSET', KEYS[1], 'aside', 1, 'again', 1, 'stopped', found[4] == '1' and 2 or found[4] or 0)
 end
 redis.call('HSET', KEYS[1], 'want', ARGV[1])

@@ -51,7 +51,7 @@ for _, id in ipairs(ids or {}) do
   local message, mine = found[1], found[2] == 'active' and found[3] == call
   if message and not again and is_stopped(prefix, id) then
     set_aside(KEYS[6], key, id, found[4], ARGV[2])
-  elseif message and not again then -- or else the task was removed and its ID left behind
+  elseif message and not again then -- without a message the task was removed, and its ID left
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
     redis.call('HDEL', key, 'pending_since')
     keep_lock(found[4], id, found[5], true)

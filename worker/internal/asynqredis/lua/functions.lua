@@ -1,7 +1,7 @@
 -- functions.lua: functions of the scripts. They are put in front of each script that may need them.
 
 -- keep_lock makes a unique task's lock last for at least so many seconds more, even if it had expired; with
--- exactly, no longer either. It does nothing without a lock or seconds, or if another task has the lock.
+-- `exactly`, no longer either. It does nothing without a lock or seconds, or if another task has the lock.
 local function keep_lock(lock, id, seconds, exactly)
   seconds = lock and seconds and math.max(1, tonumber(seconds))
   if seconds and not redis.call('SET', lock, id, 'NX', 'EX', seconds) and redis.call('GET', lock) == id
@@ -21,9 +21,9 @@ local function keep_waiting(key, lock, id, seconds, wait)
 end
 
 -- set_aside sets aside a task that was taken from its queue, until somebody moves it.
-local function set_aside(scheduled, key, id, lock, now)
+local function set_aside(scheduled, key, id, lock, time)
   redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'aside')
-  redis.call('ZADD', scheduled, now + 10 * 366 * 86400, id)
+  redis.call('ZADD', scheduled, time + 10 * 366 * 86400, id)
   keep_lock(lock, id, 366 * 86400)
 end
 

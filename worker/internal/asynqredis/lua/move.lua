@@ -8,14 +8,14 @@
 --       score (s) at which forward finds it; mark and line if it joins a line, or ""; new message or "";
 --       length of the old message
 -- reply per task 1 moved, or it has this mark already, 0 it is elsewhere, or may run still, -1 it is not there,
---       archived or completed. So a move without a mark that is sent twice answers 0 or -1
+--       archived or completed. So a move without a mark that is sent twice answers 0 or -1, unless to a score
 --
 -- Tasks are marked before they join: without the mark a pick would take them for other tasks.
 --
 -- If the stored message has another length, the task has run since, and the message stays. Comparing the
 -- bytes would cost as much as all the rest.
 
-local now, reply, moved, pending, scores, lines = tonumber(ARGV[3]), {}, {}, {}, {}, {}
+local now, archived, reply, moved, pending, scores, lines = tonumber(ARGV[3]), false, {}, {}, {}, {}, {}
 for i = 5, #ARGV, 7 do
   local id, which, to, mark, message = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 5]
   local key = ARGV[1] .. id
@@ -36,7 +36,7 @@ for i = 5, #ARGV, 7 do
       delete_task(key, id, lock)
     elseif to == 'archive' then
       redis.call('HSET', key, 'state', 'archived')
-      redis.call('ZADD', KEYS[3], now, id)
+      archived = redis.call('ZADD', KEYS[3], now, id)
       keep_lock(lock, id, seconds, true)
     elseif to ~= 'pending' then
       redis.call('HSET', key, 'state', 'scheduled')
@@ -67,8 +67,8 @@ if #moved > 0 then
 end
 if #pending > 0 then redis.call('LPUSH', KEYS[4], unpack(pending)) end
 if #scores > 0 then redis.call('ZADD', KEYS[1], unpack(scores)) end
-local old = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - 90 * 86400)
-for _, ids in ipairs({old, redis.call('ZRANGE', KEYS[3], 0, -10000)}) do -- asynq's bounds: 9,999 stay
+local old = archived and redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - 90 * 86400)
+for _, ids in ipairs(old and {old, redis.call('ZRANGE', KEYS[3], 0, -10000)} or {}) do -- asynq's bounds: 9,999 stay
   for _, id in ipairs(ids) do
     delete_task(ARGV[1] .. id, id)
     redis.call('ZREM', KEYS[3], id)

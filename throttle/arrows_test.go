@@ -112,8 +112,7 @@ func TestOnlyTheseImportTheRedisClient(t *testing.T) {
 func TestAWorkerLinksWhatAsynqLinks(t *testing.T) {
 	const modules = `{{with .Module}}{{.Path}}{{end}}`
 	asynqs := goList(t, "-deps", "-f", modules, "github.com/hibiken/asynq")
-	expect.That(t, slices.Contains(asynqs, "github.com/redis/go-redis/v9"),
-		"go list tells no modules of asynq", asynqs)
+	expect.That(t, slices.Contains(asynqs, "github.com/redis/go-redis/v9"), "go list tells no modules of asynq", asynqs)
 	for _, pkg := range []string{"throttle", "throttle/control", "throttle/usage", "worker", "worker/batch", "worker/page"} {
 		for _, path := range slices.Compact(goList(t, "-deps", "-f", modules, module+"/"+pkg)) {
 			expect.That(t, path == module || slices.Contains(asynqs, path), "package", pkg, "links", path)

@@ -36,7 +36,7 @@ type Decision struct {
 	// Windows is empty then, and At is by this machine's clock.
 	FailedOpen error
 
-	// Granted says that the cost was taken from all windows, or by Peek would have been.
+	// Granted says that the cost was taken from all windows, or by Peek would have been; if FailedOpen, uncounted.
 	Granted bool
 
 	// Latest is an upper bound of RetryIn, unless others join ahead, a limit is cut, or a Calendar window delays it by
@@ -70,7 +70,7 @@ type Decision struct {
 	// Tenant is the tenant of the request.
 	Tenant string
 
-	// Windows holds the state of every window after the decision, in the policy's order, or nothing used if a take's
+	// Windows holds the state of every window after the decision, in the policy's order; nothing Used if a take's
 	// reply was lost. It is empty if FailedOpen, by Line.Join, and for tickets uncharged or of another policy version.
 	Windows []WindowState
 }

@@ -156,15 +156,15 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 	return d, nil
 }
 
-// Attach returns the reservation bound to this limiter, which needs its policy. It is for a reservation that
+// Attach returns the reservation bound to this limiter, which must have its policy. It is for a reservation that
 // another limiter granted, or for one with only a Request, to report a Pause for a call that reserved nothing.
 func (l *Limiter) Attach(r Reservation) Reservation {
 	r.limiter = l
 	return r
 }
 
-// Peek returns the decision that Reserve would make of the request without its Ticket. It takes nothing, joins no
-// line, ignores Deadline and MaxWait, and never fails open. Errors are Reserve's.
+// Peek returns the decision that Reserve would make of the request if its Ticket did not wait. It takes nothing, joins
+// no line, ignores Deadline and MaxWait, and never fails open. Errors are Reserve's.
 func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
 	if err != nil {
@@ -244,8 +244,8 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 	return o, o.checkCosts()
 }
 
-// tenant returns the settings of a tenant. With an error it returns the policy's, which do for corrections
-// and releases: giving the units back matters more than the tenant's own limits.
+// tenant returns the settings of a tenant. With an error it returns the policy's, which corrections and
+// releases use: giving the units back matters more than the tenant's own limits.
 func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (effectiveTenant, error) {
 	t, err := l.configuredTenant(ctx, cp, name)
 	if err != nil {

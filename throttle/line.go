@@ -47,8 +47,8 @@ type Place struct {
 // Join puts requests in line by their tickets, whether or not they fit now, and returns a place for each, in order: a
 // few hundred at once. A ticket that is in line keeps its place. With another tenant, class or attribute of a scope
 // it leaves that place, and joins as if it came new, unless it is refused. One of an exempt tenant does not join
-// (Decision.Exempt). The line may be that of a removed policy, but not one from before a policy in force changed its
-// shards. With an error, a Queued place has joined; others may have, too. Errors are Take's and the TenantFunc's.
+// (Decision.Exempt). The line may be a removed policy's, but not one that a policy in force has left by a change of
+// its shards. With an error, a Queued place has joined; others may have, too. Errors are Take's and the TenantFunc's.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	places, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(PolicyOf(n.name)), (*operation).joinRequest)
 	for _, p := range places {
@@ -67,7 +67,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]Place, error)
 	})
 }
 
-// ask sends what prepare makes of the requests: nothing without an Op. Its error may be a TenantFunc's.
+// ask sends what prepare makes of the requests, but for those without an Op. Its error may be a TenantFunc's.
 func (n *Line) ask(
 	ctx context.Context, requests []Request, orRemoved bool, prepare func(*operation) (script.Request, error),
 ) ([]Place, error) {
@@ -120,9 +120,9 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 	return n.limiter.checkedFor(ctx, cp, r)
 }
 
-// Tickets calls do for pages of some hundred tickets in line, until do returns an error: those of one tenant, or with
-// "" all. It reads all in any case. It leaves out calls that wait in place, and of one tenant the tickets that joined
-// by other scopes than the policy has now. A ticket may come twice. Errors are Take's and do's.
+// Tickets calls do for pages of some hundred tickets in line, until do returns an error: the tickets of one tenant, for
+// which it also reads the whole line, or with "" all. It leaves out calls that wait in place, and of one tenant tickets
+// that joined by other scopes than the policy has now. A ticket may come twice. Errors are Take's and do's.
 func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) error) error {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {

@@ -46,7 +46,7 @@ type Publication struct {
 	Version int64
 }
 
-// A Start is work that begins, as it was granted.
+// A Start is work that begins, because it was granted.
 type Start struct {
 	// Late is the time from when the work first fitted until it begins, with the wait for a free slot. It is below 0
 	// if unknown. Of the tickets of one take it is known for the first.

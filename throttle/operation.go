@@ -26,8 +26,8 @@ type operation struct {
 	verb string   // by which it reserves: script.Reserve, Exempt or Observe
 }
 
-// newOperation prepares a request. If its Policy is empty, values of scopes may be, too: it is about what all
-// tenants share, or about a grant by scopes that the policy had before. Errors are *RequestError.
+// newOperation prepares a request. A request without a Policy is about what all tenants share, or about a grant by
+// scopes that the policy had before: it may lack values of scopes. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	ofTenant := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.counting}

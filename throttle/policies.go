@@ -15,7 +15,7 @@ import (
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's name and
 // its own name, algorithm and scope stay. The line of a removed policy can be taken from until it is empty, and its
 // reservations can be corrected and released. `removed` names policies that only other programs had; one that is in
-// force again is ignored. An error holds a *PolicyError for each invalid value (errors.As). Then nothing changes.
+// force again is ignored. An error holds a *PolicyError for each invalid value of a policy. Then nothing changes.
 func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	l.setting.Lock()
 	defer l.setting.Unlock()

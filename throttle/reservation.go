@@ -11,8 +11,8 @@ import (
 
 // A Reservation is granted capacity. It may be copied. Its methods are safe for concurrent use.
 //
-// A reservation that failed open holds nothing, and so does the zero one: the methods do nothing, but
-// Pause of the former does. One that was decoded, such as from JSON, is of no limiter, and cannot be used.
+// A reservation that failed open holds nothing, and so does the zero one: their methods do nothing, but
+// Pause works after failing open. One that was decoded, such as from JSON, is of no limiter, and cannot be used.
 type Reservation struct {
 	Request
 	At time.Time // when it was granted, by the clock of Redis, to the microsecond; zero if it failed open
@@ -60,7 +60,8 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 // Settle corrects the reservation to its real cost, per unit, in all windows but Concurrency windows. Overestimates
 // are refunded at once, as far as they still count. Underestimates are charged at once, even above the limit, and
 // later requests wait for them. Units that actual does not name stay as they are. After several calls that charge, a
-// refund is made as if the first had charged all: a part of it may go on counting for up to a period.
+// refund is made as if the first had charged all: a part of it may go on counting for up to a period. A higher cost
+// after a lower one is charged even if the lower one had refunded nothing any more.
 //
 // It returns the corrected reservation. Settle and Cancel go by the last correction, called on
 // the old reservation or on the corrected one. After a Cancel, Settle changes nothing. Errors are Limiter.Reserve's.

@@ -34,7 +34,7 @@ type Taken struct {
 }
 
 // A TakenTicket is a ticket that left the line with its capacity. It was not charged if it never fits, if its tenant
-// is exempt or the policy observes by now, or if the policy has gained a scope since: then Line.Matches is false.
+// is exempt or the policy observes by now, or if the policy has gained a scope since. Line.Matches is false for these.
 type TakenTicket struct {
 	Ticket
 	Key        string   // Request.Key
@@ -60,7 +60,7 @@ type TakenTicket struct {
 // returns the tickets of this one. Concurrent Takes of one line go one after the other.
 //
 // Take serves removed policies, too. Errors are ErrUnknownPolicy, ErrUnavailable, ErrReply and the context's. Methods
-// with Take's errors may also return ErrState and ErrClock: Take itself leaves the tickets that these concern in line.
+// with Take's errors may also return ErrState and ErrClock: Take itself leaves tickets with such an error in line.
 func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if len(o.Queues) == 0 {
 		return Taken{At: time.Now(), Next: -1}, nil
@@ -107,7 +107,7 @@ func (n *Line) take(ctx context.Context, claims *script.Taker, q script.TakeRequ
 	}
 	l.maintain(ctx, cp, taken.Next)
 	for _, t := range reply.Tickets {
-		// A lookup for each ticket would cost more than it tells: Windows are shown by the policy's settings.
+		// A lookup for each ticket is not worth its cost: without it Windows have the policy's limits.
 		tenant := effectiveTenant{Tenant: cp.Tenants[t.Tenant]}
 		if q.Claims != "" || cp.Shards > 1 {
 			tenant, _ = l.tenant(ctx, cp, t.Tenant)
@@ -179,7 +179,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 			o, err = r.grantor.newOperation(r.Request, o.tenant) // the flow has the scopes of the policy as it was
 		}
 		if o == nil || err != nil {
-			continue // it has no units, and no position to go back to; or other scopes: its units expire
+			continue // it has no units to give back; or it has other scopes: its units expire
 		}
 		ask := o.lineRequest(op, r.ID)
 		ask.At, ask.Never = r.At.UnixMicro(), o.neverCounted(r)

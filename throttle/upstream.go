@@ -12,7 +12,7 @@ import (
 )
 
 // A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it ends, not to
-// exempt tenants either if it is by operators. Of several it is the longest. Tickets in line keep their places.
+// exempt tenants either if it is by operators. Of several pauses the longest counts. Tickets in line keep their places.
 type Pause struct {
 	At     time.Time `json:"at,omitzero"` // when it was reported; zero if it was set by an operator
 	By     string    `json:"by"`          // which limiter reported it (Config.Name), or which operator set it
@@ -103,7 +103,7 @@ type Refusal struct {
 }
 
 // Resume ends at once a pause that the upstream asked for, and restores the rate that the policy adapted
-// (Policy.KeepRate), in those counts of the request that Policy.UpstreamShared selects. If there is neither, it does
+// (Policy.KeepRate), for the scopes of the request that Policy.UpstreamShared selects. If there is neither, it does
 // nothing. Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
 	_, _, err := Reservation{Request: r, limiter: l}.report(ctx, script.Request{Op: script.Resume})
@@ -111,11 +111,11 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 }
 
 // Pause reports that the upstream refused the reservation's call, and for how long. It stops grants
-// on all workers, in the counts of the reservation that Policy.UpstreamShared selects. A later refusal
+// on all workers, for the scopes of the reservation that Policy.UpstreamShared selects. A later refusal
 // extends the pause. After it, grants follow Policy.KeepRate. Denied requests find it in
 // Decision.Pause, with the cause, such as "429": at most MaxCauseBytes, or empty.
 //
-// If the pause is below a millisecond, as at 0 or below, the upstream did not say how long: so
+// A pause below a millisecond, or below 0, means that the upstream did not say how long: so
 // time.Until of a reset may be passed on. A policy that adapts then pauses for an eighth of its shortest
 // period, at most 1 second, and doubles that while refusals go on. With KeepRate, or if no window that
 // the refusal applies to has a Period, the pause is DefaultPause. Policy.MaxPause bounds every pause.
@@ -173,7 +173,8 @@ type Remaining struct {
 
 // ReportRemaining reports what the upstream has left, by its answer to the reservation's call: 0 to MaxLimit units,
 // until a reset that comes in more than 0 and at most MaxPeriod. Until then windows of the unit grant no more than
-// that, less what they granted since the reservation. It applies to the counts of Pause. Errors are Pause's.
+// that, less what they granted since the reservation: before the first report, only sliding windows know how much.
+// It applies to the same scopes as Pause. Errors are Pause's.
 func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int64, reset time.Duration) error {
 	cp, err := r.policy()
 	switch {

@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// Wait is Reserve, but a denied request waits in line until it is granted, until ctx ends, or for Request.MaxWait. A
-// request that is not granted in time is a *DeniedError whose Cause is context.DeadlineExceeded, at once where that
-// is known. With a MaxWait below 0, Wait does not wait, and a denial is a *DeniedError without a Cause. In a job,
+// Wait is Reserve, but a denied request waits in line until it is granted, until ctx ends, or for Request.MaxWait. If
+// that is too late, the error is a *DeniedError whose Cause is context.DeadlineExceeded, at once where Wait knows it
+// beforehand. With a MaxWait below 0, Wait does not wait, and a denial is a *DeniedError without a Cause. In a job,
 // Wait denies up to half a second before ctx ends. If ctx is cancelled, or ends during a call to Redis, the error
 // wraps ctx.Err() and its cause. Other errors are Reserve's.
 //
@@ -75,7 +75,7 @@ func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 }
 
 // wait joins the line by a claim, and waits for its ticket until it is too late. With again, the claim has to
-// join again: it may be lost, or the policy another.
+// join again: it may be lost, or the policy may have changed.
 func (c *claims) wait(
 	ctx context.Context, o *operation, id string, late <-chan struct{},
 ) (d Decision, again bool, err error) {

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// forgetAfter is the age at which an attempt is forgotten that no call has ended: asynq makes none for a task
+	// forgetAfter is the age at which an attempt without an ending call is forgotten: asynq makes none for a task
 	// whose lease it lost. By then asynq's recoverer has found the task if it was denied and could not be requeued.
 	forgetAfter = time.Hour
 
@@ -59,7 +59,7 @@ func (a *attempt) isWaiting() bool {
 }
 
 // isLate reports whether the middleware, in place of asynq, is to fail a task: its deadline had passed at pick-up, it
-// has only waited, and a policy enforces limits or has denied it. One that ran and failed is asynq's, at each attempt.
+// has only waited, and a policy enforces limits or has denied it. If it ran and failed, asynq fails it.
 func (s *Server) isLate(a *attempt) bool {
 	deadline := a.Message.Deadline()
 	if deadline.IsZero() || a.begun.Before(deadline) || a.Message.LastError() != "" && !a.Message.Denied() {

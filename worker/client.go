@@ -26,9 +26,9 @@ type ClientConfig struct {
 	// Limiter decides which policy matches a task, and has the policy's line. It is required.
 	Limiter *throttle.Limiter
 
-	// LimiterTimeout bounds a call to the limiter's Redis: up to three for a task, or for 128 tasks of EnqueueBulk. A
-	// task that has not joined by then is enqueued as asynq does, and joins its line when a worker denies it. The
-	// next enqueues do not ask the limiter, for 100 ms to 1 s. The default is 250 ms.
+	// LimiterTimeout bounds a call to the limiter's Redis. A task, or 128 tasks of EnqueueBulk, take up to three such
+	// calls. A task that has not joined by then is enqueued as a plain one, and joins its line when a worker denies it.
+	// The next enqueues do not ask the limiter, for 100 ms to 1 s. The default is 250 ms.
 	LimiterTimeout time.Duration
 }
 
@@ -69,11 +69,11 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 
 // EnqueueContext enqueues like asynq.Client, with asynq's options and ours: MaxWait, Backlog and ReportStart. A task
 // that a policy matches is stored as scheduled, and joins the policy's line: a worker takes it when it fits, which may
-// be at once. If the policy has EarliestReset, the task is enqueued as asynq does, and joins no line.
+// be at once. If the policy has EarliestReset, the task is enqueued as by asynq.Client, and joins no line.
 //
-// A task with a Group is enqueued as asynq does, and throttled by the type of the task into which it is
-// aggregated. A task with ProcessAt or ProcessIn in the future joins at that time. While the limiter's Redis
-// does not answer, all tasks are enqueued as asynq does, and join when a worker denies them.
+// A task with a Group joins no line either: the task into which it is aggregated is throttled, by its type. A task with
+// ProcessAt or ProcessIn in the future joins at that time. While the limiter's Redis does not answer, all tasks
+// are enqueued as by asynq.Client, and join when a worker denies them.
 //
 // For a task that an enforcing policy matches it returns an error, and does not enqueue, if the task
 //   - has no tenant,

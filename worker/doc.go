@@ -1,8 +1,7 @@
 // Package worker puts the limits of package throttle in front of asynq's task handlers.
 //
-// A task that fits runs. A task that does not fit waits in its policy's line, and runs when it fits.
-// Waiting costs it nothing: the task is never archived for it, keeps its retries and its ID, and counts
-// as neither processed nor failed.
+// A task that fits runs. Another waits in its policy's line, and runs when it fits. Waiting costs it nothing: it is
+// never archived for it, keeps its retries and its ID, and counts as neither processed nor failed.
 //
 // [NewServer] and [NewClient] replace asynq's constructors and set up everything.
 //

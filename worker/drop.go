@@ -25,8 +25,7 @@ const (
 
 // DropOptions are the options of Client.Drop.
 type DropOptions struct {
-	// Delete deletes the tasks. By default they are archived: asynq keeps them for 90 days, and of each
-	// queue the last 9,999.
+	// Delete deletes the tasks. By default they are archived: of each queue asynq keeps the last 9,999 for 90 days.
 	Delete bool
 
 	// Policy and Tenant select the tasks. Both are required.
@@ -34,9 +33,8 @@ type DropOptions struct {
 }
 
 // Drop removes the tasks of a tenant from a policy's line, and archives or deletes them. It returns their number, or
-// less if a reply of asynq's Redis was lost.
-// Tasks that run, that wait for their ProcessAt, that joined by other scopes than the policy has now, or that come
-// meanwhile stay. asynq's counters of failures and retries do not change.
+// less if a reply of asynq's Redis was lost. Tasks that run, wait for their ProcessAt, joined by other scopes than the
+// policy has now, or come meanwhile stay. asynq's counters of failures and retries do not change.
 //
 // It works page by page. If it fails, or ctx ends, the other tasks still wait, and it can be called again. Every task
 // that has left the line is dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,

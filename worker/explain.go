@@ -19,8 +19,7 @@ type Explanation struct {
 	Queue string `json:"queue"`
 	ID    string `json:"id"`
 
-	// State is asynq's: "scheduled", "pending", "active", "retry", "archived", "completed" or
-	// "aggregating". It is empty if asynq has no such task.
+	// State is asynq's: "scheduled", "pending", "active", "retry", "archived", "completed", "aggregating"; or empty.
 	State string `json:"state"`
 
 	Type      string    `json:"type,omitempty"`
@@ -107,7 +106,7 @@ func (e Explanation) why() string {
 	case e.Line != nil:
 		text = "it waits in line for policy " + e.Line.Policy +
 			", and fits: the next server with a free slot takes it"
-		if e.Line.At.Sub(e.Line.Joined) > 10*time.Second {
+		if e.Line.At.Sub(e.Line.Since) > 10*time.Second {
 			text += ", if its limiter has the same Redis and Prefix, and the policy the same name"
 		}
 	case e.State == "active":

@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
 // askAgainForSlots is the longest wait of a task whose handler was denied only slots that others hold.
@@ -41,16 +42,15 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	return s.afterError(ctx, a, j, request, err)
 }
 
-// end releases the slots that a handler held until it returned, and wakes the lines that may wait for them.
+// end releases the slots that a handler held until it returned: in the background, as the task's time may run out.
 func (s *Server) end(j *Job) {
 	j.mu.Lock()
 	j.ended = true
 	held := append([]throttle.Reservation{j.task}, j.extra...)
 	j.mu.Unlock()
 	for _, reservation := range held {
-		_ = reservation.Release(context.Background()) // if that fails, the lease expires
 		if reservation.Lease() > 0 {
-			s.dispatch.Freed(s.lineOf(reservation.Request))
+			s.giveBack(reservation, reservation.Release)
 		}
 	}
 }
@@ -66,7 +66,12 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 	case errors.As(err, &refused) && request.Policy == "":
 		return err
 	case errors.As(err, &refused):
-		if pauseErr := j.Pause(ctx, refused.after); pauseErr != nil {
+		s.noteWait(a, a.Message, request, d, err) // if its time runs out meanwhile
+		pauseErr := s.breaker.Do(context.WithoutCancel(ctx), outage.AnswerWithin, func(ctx context.Context) error {
+			_, err := j.task.Pause(ctx, refused.after, "")
+			return err
+		})
+		if pauseErr != nil {
 			s.limiterLog.Failed(pauseErr, "policy", request.Policy)
 		}
 		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.after), err)
@@ -115,10 +120,11 @@ func (s *Server) noteRefused(
 	}
 	// A task waits at least DefaultPause, as after a refusal for an unknown time.
 	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
+	s.noteWait(a, message, r, d, cause)
 	if policy == r.Policy {
 		s.rejoin(ctx, a, r, &d)
+		s.noteWait(a, message, r, d, cause)
 	}
-	s.noteWait(a, message, r, d, cause)
 	return nil
 }
 
@@ -128,12 +134,14 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	if r.Ticket == (throttle.Ticket{}) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
-	defer cancel()
 	if isFromLine(a.Verdict) {
 		r.Since = a.Verdict.Since
 	}
-	places, err := s.limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
+	var places []throttle.Place
+	err := s.breaker.Do(context.WithoutCancel(ctx), outage.AnswerWithin, func(ctx context.Context) (err error) {
+		places, err = s.limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
+		return err
+	})
 	switch {
 	case err != nil || places[0].Err != nil || places[0].Exempt:
 	case places[0].RetryIn <= 0: // it would start at once, such as if the pause could not be stored

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -138,18 +139,27 @@ func TestARefusedTaskIsNoDenialOfItsHandler(t *testing.T) {
 	})
 }
 
-// A handler whose own reserve finds no Redis is requeued like a task that the middleware could not decide.
-func TestAJobThatFindsNoRedisIsRequeued(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
-		var calls atomic.Int64
+// The limiter hangs from when the handler returns until the task's time is over. What the handler has returned holds.
+func TestTheLimiterHangsWhenAHandlerReturns(t *testing.T) {
+	waits := fmt.Errorf("reserving: %w", throttle.ErrUnavailable)
+	results := map[string]error{"done": nil, "refused": worker.RetryAfter(1), "a call was refused": io.EOF, "no Redis": waits}
+	sitetest.EachBubble(t, results, func(t *testing.T, result error) {
+		s := sitetest.NewInBubble(t, sitetest.AtOnce(1))
+		var proxy sitetest.Proxy
+		s.Limiter = s.LimiterThrough(&proxy)
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			if calls.Add(1) == 1 {
-				return fmt.Errorf("calling: %w", throttle.ErrUnavailable)
+			if _ = s.Ok(ctx, task); len(s.Runs()) == 1 {
+				proxy.Hang(30 * time.Second)
+				if result == io.EOF {
+					throttle.CallerFrom(ctx).Refused("api", time.Second)
+				}
+				return result
 			}
-			return s.Ok(ctx, task)
-		})
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.WaitGone("t")
+			return nil
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Second))
+		time.Sleep(5 * time.Minute)
+		expect.That(t, (len(s.Runs()) == 1) == (result == nil), "ran", s.Runs())
 		s.WantCounters(sitetest.Counters{Processed: 1})
 		s.WantReported(nil, nil)
 	})

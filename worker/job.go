@@ -63,8 +63,7 @@ func (j *Job) matched() error {
 	return nil
 }
 
-// Decision returns the decision that granted the task. It returns false if no policy counts the task,
-// or the context is not a handler's.
+// Decision returns the decision that granted the task; false if no policy counts it, or ctx is not a handler's.
 func (j *Job) Decision() (throttle.Decision, bool) {
 	if j.matched() != nil {
 		return throttle.Decision{}, false

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// putOffFrom: forward looks at a stored task after storedFor. A join puts that off only if it is by more than this.
+// putOffFrom: forward looks at a stored task after storedFor. A join moves that time only by more than this.
 const putOffFrom = time.Minute
 
 // join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. Tasks without a
@@ -42,7 +42,7 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 		case errors.As(place.Err, new(*throttle.RequestError)), errors.As(place.Err, new(*throttle.DeniedError)):
 			e.refuse(place.Err)
 			move.To = asynqredis.Delete
-		case !place.Queued, err != nil && place.AlreadyQueued: // without a place of its own: it joins when it is denied
+		case !place.Queued, err != nil && place.AlreadyQueued: // it has no place: it becomes pending, and joins if it is denied
 		default:
 			e.Start = ExpectedStart{Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
 			if place.Latest >= place.RetryIn {

@@ -33,8 +33,7 @@ const (
 // asynqDelay is asynq's sleep after it has found no task. It is short, as our hook has already waited.
 const asynqDelay = time.Millisecond
 
-// Config configures how tasks are throttled. Its functions may be called at every attempt of a
-// task, by many goroutines at once.
+// Config configures how tasks are throttled. Many goroutines may call its functions, at every attempt of a task.
 type Config struct {
 	// Identify returns the task's identity. The class is always taken from the task's header. The default is
 	// IdentityOf, which returns what NewTask was given.
@@ -56,8 +55,7 @@ type Config struct {
 	RejectUnmatched bool
 }
 
-// A Server is an asynq.Server whose tasks are throttled before any middleware sees them. It is safe
-// for concurrent use.
+// A Server is an asynq.Server whose tasks are throttled before any middleware sees them. Calls may be concurrent.
 type Server struct {
 	link
 	attempts    *attempts

@@ -40,8 +40,7 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 	server.Shutdown()
 	idle.Shutdown()
 	idle.Shutdown()
-	expect.Err(t, server.Start(asynq.HandlerFunc(s.Ok)), asynq.ErrServerClosed,
-		"started again after Shutdown:")
+	expect.Err(t, server.Start(asynq.HandlerFunc(s.Ok)), asynq.ErrServerClosed, "started again after Shutdown:")
 	s.Inspector.Close()
 	s.Plain.Close()
 	client.Close()
@@ -65,11 +64,9 @@ func TestAServerChecksItsRedis(t *testing.T) {
 	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"))
 	s.WaitGone("a")
 	s.Wait("it is logged", func() bool { return s.Logs.Count("maxmemory-policy is allkeys-lru") > 0 })
-	expect.That(t, s.Logs.Count("worker: Redis is not set up for throttling") == 1,
-		"want it logged once:", s.Logs)
+	expect.That(t, s.Logs.Count("worker: Redis is not set up for throttling") == 1, "want it logged once:", s.Logs)
 	findings, err := s.Client(s.Limiter).CheckRedis(t.Context())
-	expect.That(t, err == nil && len(findings) == 1 && strings.Contains(findings[0], "allkeys-lru"),
-		findings, err)
+	expect.That(t, err == nil && len(findings) == 1 && strings.Contains(findings[0], "allkeys-lru"), findings, err)
 }
 
 // What keeps asynq's own Redis from being checked has the classes of the limiter's errors.
@@ -83,9 +80,9 @@ func TestChecksOfAsynqsRedisHaveClasses(t *testing.T) {
 		sitetest.Must(t, err)
 		defer client.Close()
 		findings, err := client.CheckRedis(ctx)
-		if err == nil || !strings.Contains(err.Error(), "asynq's Redis") || strings.Contains(err.Error(), "limiter's") || len(findings) > 0 {
-			t.Errorf("%s: %q, %v", addr, findings, err)
-		}
+		expect.Require(t, err != nil && len(findings) == 0, addr, findings, err)
+		expect.Contains(t, err.Error(), "asynq's Redis")
+		expect.That(t, !strings.Contains(err.Error(), "limiter's"), addr, err)
 		return err
 	}
 	err := check(t.Context(), locked)
@@ -164,9 +161,8 @@ func TestUnmatchedTypesAreLoggedOnce(t *testing.T) {
 						asynq.MaxRetry(0), asynq.TaskID(fmt.Sprint(i)))
 				}
 				s.Wait("all are processed", func() bool { return s.Counters().Processed == 6 })
-				if s.Logs.Count(fmt.Sprint("fails=", rejected)) != 2 || s.Logs.Count("type=githib:star") != 1 || s.Logs.Count("type=gitbuh:star") != 1 {
-					t.Errorf("want each type logged once:\n%s", s.Logs)
-				}
+				expect.Equal(t, s.Logs.Count(fmt.Sprint("fails=", rejected)), 2, "types are logged")
+				expect.That(t, s.Logs.Count("type=githib:star") == 1 && s.Logs.Count("type=gitbuh:star") == 1, s.Logs)
 				n := len(s.Runs())
 				expect.That(t, !(n != 6 && !rejected) && !(n != 2 && rejected), n, "tasks ran")
 				s.Mu.Lock()

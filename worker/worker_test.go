@@ -44,8 +44,7 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 		})
 		s.WaitGone(ids...)
 		expect.Equal(t, fmt.Sprint(s.Runs()), fmt.Sprint(ids), "ran", "want each of", ids, "once")
-		expect.That(t, len(s.Denials()) != 0,
-			"no denial: three tasks that come together do not fit a window of one")
+		expect.That(t, len(s.Denials()) != 0, "no denial: three tasks that come together do not fit a window of one")
 		s.WantCounters(sitetest.Counters{Processed: 3})
 		s.WantReported(nil, nil)
 	})

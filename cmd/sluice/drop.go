@@ -91,7 +91,7 @@ func (m *Main) dropCommand() *cli.Command {
 
 // preview counts the waiting tasks of each queue, and the tasks that the archive would lose.
 func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dropReport, error) {
-	d, waiting := dropReport{Policy: c.policy, Tenant: c.tenant}, map[string]int{}
+	d, waiting := dropReport{Policy: c.policy, Queues: []droppedQueue{}, Tenant: c.tenant}, map[string]int{}
 	line := f.limiter.Line(f.limiter.LineOf(c.policy, c.tenant))
 	err := line.Tickets(ctx, c.tenant, func(tickets []throttle.Ticket) error {
 		for _, t := range tickets {

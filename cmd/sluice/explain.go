@@ -72,7 +72,7 @@ func (m *Main) explainCommand() *cli.Command {
 // printLine shows how a ticket stands in its line.
 func printLine(w io.Writer, s inspect.State) {
 	place := show.NewTable(w, "TENANT", "POSITION", "WAITS", "STARTS IN")
-	place.Row(s.Tenant, fmt.Sprintf("%d of %d", s.Position, s.Waiting), since(s.Joined, s.At), startText(s))
+	place.Row(s.Tenant, fmt.Sprintf("%d of %d", s.Position, s.Waiting), since(s.Since, s.At), startText(s))
 	place.Flush()
 	for _, note := range notes(s) {
 		fmt.Fprintln(w, note)

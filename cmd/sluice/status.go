@@ -155,7 +155,7 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 		}
 	}
 	s.more = s.Next != "" || len(s.Tenants) > c.Tenants
-	s.Tenants = s.Tenants[:min(len(s.Tenants), c.Tenants)]
+	s.Tenants = append([]inspect.State{}, s.Tenants[:min(len(s.Tenants), c.Tenants)]...) // in JSON no null
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
 	for _, q := range s.Queues {
 		if info, err := inspector.GetQueueInfo(queueOf(q.Queue)); err == nil && info.Paused { // an error: it is not asynq's

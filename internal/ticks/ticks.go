@@ -8,7 +8,7 @@ import (
 )
 
 // Parse is cron.ParseStandard, except where the zone of Next's argument sets its clock. A time that is skipped comes
-// at that moment, unless the expression has a time in every hour. A midnight that is shown twice comes once.
+// at that moment, unless the expression has a time in every hour. A midnight comes once, if it has no other times.
 func Parse(expression string) (cron.Schedule, error) {
 	schedule, err := cron.ParseStandard(expression)
 	if spec, ok := schedule.(*cron.SpecSchedule); ok {

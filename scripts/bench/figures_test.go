@@ -89,8 +89,7 @@ func TestWrongResultsAreNotMeasured(t *testing.T) {
 	err := honest(starts, len(starts), true)
 	expect.That(t, err == nil, err)
 	expect.That(t, honest(starts[1:], len(starts), true) != nil, "a task that did not run went unnoticed")
-	expect.That(t, honest(append(starts, starts[0]), len(starts), true) != nil,
-		"a task that ran twice went unnoticed")
+	expect.That(t, honest(append(starts, starts[0]), len(starts), true) != nil, "a task that ran twice went unnoticed")
 	starts[0].granted = time.Time{}
 	expect.That(t, honest(starts, len(starts), true) != nil, "a task without a grant went unnoticed")
 }

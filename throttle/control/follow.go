@@ -100,16 +100,18 @@ func (f *Follower) look(ctx context.Context) {
 	case state.Version == f.unusable:
 		state.Policies, state.Removed, state.PoliciesErr = before.Policies, before.Removed, nil
 	}
+	clockSet := (time.Until(state.At) - f.offset).Abs() > time.Second // of Redis, or of this machine
 	f.state, f.readFailed, f.offset = state, err != nil, time.Until(state.At)
 	policiesBefore, _ := before.Effective()
 	policies, others := state.Effective()
 	if isNew := state.Version != before.Version; isNew || f.version > 0 && !reflect.DeepEqual(policiesBefore, policies) {
 		if err := f.adopt(policies, isNew); err != nil && isNew {
-			f.state, f.unusable = before, state.Version // its old mark has the next look read the overrides,
-			f.state.Version = state.Version             // but not try these policies again
+			f.state, f.unusable = before, state.Version // with the old mark the next look reads the overrides,
+			f.state.Version = state.Version             // and does not try these policies again
 		}
 	}
-	if !reflect.DeepEqual(before.Overrides, state.Overrides) || !reflect.DeepEqual(before.Pauses, state.Pauses) {
+	same := reflect.DeepEqual(before.Overrides, state.Overrides) && reflect.DeepEqual(before.Pauses, state.Pauses)
+	if clockSet || !same {
 		f.store.limiter.SetInterventions(others)
 	}
 	if time.Since(f.reported) >= reportEvery {

@@ -90,7 +90,8 @@ func TestAFollowerBeginsWhileRedisDoesNotAnswer(t *testing.T) {
 }
 
 func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {
-	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
+	server := throttletest.Miniredis(t)
+	client := throttletest.Client(t, server.Addr())
 	s := newStore(t, client)
 	publish(t, s, 0, policy("p", 7))
 	expect.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
@@ -98,6 +99,8 @@ func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {
 	follow(t, l, true)
 	expect.Equal(t, l.Policies()[0].Windows[0].Limit, 1)
 	expect.Equal(t, len(l.Interventions().Pauses), 1, "pauses in force")
+	server.SetTime(time.Now().Add(time.Hour - 10*time.Second)) // where it stands
+	limitertest.Until(t, "the pause ends as the clock of Redis was set", func() bool { return len(l.Interventions().Pauses) == 0 })
 }
 
 // A process that follows asks Redis twice a second, and is told only what has changed.

@@ -88,8 +88,7 @@ func TestARefusalIsLearnt(t *testing.T) {
 			retryIn, policy, refused := job.Refusal()
 			d := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"})
 			if row.pause == 0 {
-				expect.That(t, !refused && d.Granted,
-					"no refusal, but the job was refused", refused, "for", d.RetryIn)
+				expect.That(t, !refused && d.Granted, "no refusal, but the job was refused", refused, "for", d.RetryIn)
 				return
 			}
 			within := func(what string, got time.Duration) {
@@ -99,8 +98,7 @@ func TestARefusalIsLearnt(t *testing.T) {
 			}
 			within("paused for", d.RetryIn)
 			within("the job is to come again in", retryIn)
-			expect.That(t, refused && policy == "api",
-				"the job notes a refusal", refused, "by policy", policy)
+			expect.That(t, refused && policy == "api", "the job notes a refusal", refused, "by policy", policy)
 		})
 	}
 }

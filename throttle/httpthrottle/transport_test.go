@@ -85,8 +85,7 @@ func TestTheIdentityOfACall(t *testing.T) {
 		row.config.Limiter = limiter
 		_, err := get(row.ctx, newTransport(t, row.config), server.URL)
 		var unidentified *httpthrottle.UnidentifiedError
-		expect.That(t, row.fails == errors.As(err, &unidentified) && (row.fails || err == nil),
-			row.name, err)
+		expect.That(t, row.fails == errors.As(err, &unidentified) && (row.fails || err == nil), row.name, err)
 		made := server.calls.Load() > calls
 		expect.That(t, made != row.fails, row.name, "the call was made", made)
 		for _, r := range all {

@@ -131,7 +131,7 @@ type simFlow struct {
 
 	tickets []tickets
 	key     float64          // until when it waits; on its side the tag by which it stands there
-	waited  map[string]int64 // us, by what it waited for; on its side less simLine.waited of then: see wait, leave
+	waited  map[string]int64 // us, by what it waited for; on its side minus simLine.waited when it came: see wait, leave
 }
 
 // flow returns the flow of a standing.

@@ -58,14 +58,14 @@ type State struct {
 	Weight     float64           `json:"weight,omitempty"`     // by which the line counts it
 	Share      float64           `json:"share,omitempty"`      // of its weight in all weights of the queue: 0 to 1
 
-	// Of a ticket: its position among the Waiting, from 1, when it began to wait, even if it ran since, and
-	// its cost by unit. Of a tenant only Cost: the average of its tickets.
+	// Of a ticket: its position among the Waiting, from 1; its cost by unit; and when it began to wait, even if it
+	// ran since. Of a tenant only Cost: the average of its tickets.
 	Position int64            `json:"position,omitempty"`
 	Cost     map[string]int64 `json:"cost,omitempty"`
-	Joined   time.Time        `json:"joined,omitzero"`
+	Since    time.Time        `json:"since,omitzero"`
 
-	// Windows of a policy are the ones that all tenants share, of a tenant the others, of a ticket all, with
-	// when its turn comes there.
+	// Windows of a policy are the ones that all tenants share, of a tenant the others, and of a ticket all, each with
+	// the time of its turn there.
 	Windows []throttle.WindowState `json:"windows"`
 
 	// Binds is what delays the ticket for longest, or a tenant's last one, as throttle.Place.Binds. Expected
@@ -78,7 +78,7 @@ type State struct {
 	Adapted   *throttle.Adapted   `json:"adapted,omitempty"`    // the rate, if it is not the published one
 	Remaining *throttle.Remaining `json:"remaining,omitempty"`  // what the upstream has left, if it says so
 	Observes  bool                `json:"observes,omitempty"`   // the policy only observes: nothing is delayed
-	Removed   bool                `json:"removed,omitempty"`    // the policy was: its last windows hold
+	Removed   bool                `json:"removed,omitempty"`    // the policy was: its last windows apply
 	PerSecond float64             `json:"per_second,omitempty"` // requests, lately; 0 if unknown
 
 	flow flow
@@ -86,7 +86,7 @@ type State struct {
 
 // State returns how a policy stands, with a page of the tenants that wait, sorted by tickets, most first. One that
 // waits in several queues comes once for each. A page costs a few commands, and a call of a script for each 64 of
-// these or, of many windows, fewer. Only for a Query.Tenant, if windows also count by other attributes, it reads all.
+// these, or fewer if there are many windows. Only for a Query.Tenant, if windows also count by other attributes, it reads all.
 //
 // Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.
 // A removed policy has a state while somebody waits for it.
@@ -225,7 +225,7 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (s State, err
 			for _, f := range read(ctx, l, "f", readFlow, t.Flow) {
 				f.ticket, f.cost = name, t.Costs
 				s = l.states(ctx, f)[0]
-				s.Joined = time.UnixMicro(t.Since)
+				s.Since = time.UnixMicro(t.Since)
 			}
 			l.try(ctx, func(client redis.UniversalClient, prefix string) error {
 				before, err := client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()

@@ -127,19 +127,23 @@ func TestAFiringStopsWhileItIsEnqueued(t *testing.T) {
 	})
 }
 
-// A report needs no policy, even if one matches that cannot count it.
+// A report needs no policy, even if one matches that cannot count it. If all tasks have ended, no firing stops.
 func TestAReportEndsWhateverItsPolicy(t *testing.T) {
 	inBubble(t, many(), func(t *testing.T, s *site) {
 		other := s.Limiter.Policies()[0].WithDefaults()
 		other.Name, other.Match, other.Windows[0].Per = "other", []string{"report"}, []string{"region"}
 		s.ok(s.Limiter.SetPolicies(append(s.Limiter.Policies(), other)))
-		p := s.scheduler(batch.Batch{Name: "b", Ended: "report", Tasks: calls(3), Tenants: batch.List("acme")})
+		p := s.scheduler(batch.Batch{
+			Name: "b", Ended: "report", OnFailed: "stop at 1%", Options: []asynq.Option{asynq.MaxRetry(0)},
+			Tasks: calls(3), Tenants: batch.List("acme"),
+		})
 		reports := make(chan string, 9)
 		s.serve(func(_ context.Context, task *asynq.Task) error {
 			if task.Type() == "report" {
 				reports <- task.Type()
+				return nil
 			}
-			return nil
+			return errors.New("all fail, at once")
 		})
 		f := s.fire(p, "b")
 		time.Sleep(time.Minute)

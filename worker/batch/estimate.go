@@ -15,7 +15,7 @@ const (
 	// estimateEvery is how often the holder forecasts its firing.
 	estimateEvery = time.Second
 
-	// estimatePart bounds forecasts to 1/20 of all time, if one takes up to 1.5 s: see estimateMost.
+	// estimatePart: forecasts take at most 1/20 of the time, if one takes up to 1.5 s: see estimateMost.
 	estimatePart = 20
 
 	// estimateMost is the longest delay between two forecasts.

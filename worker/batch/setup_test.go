@@ -15,6 +15,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -216,8 +217,6 @@ func (s *site) wait(p *process, f batch.Firing, what string, is func(batch.Statu
 		if err == nil && is(status) {
 			return status
 		}
-		if time.Now().After(end) {
-			s.Fatalf("waited in vain until %s: %+v, %v", what, status, err)
-		}
+		expect.Require(s, time.Now().Before(end), "waited in vain until", what, status, err)
 	}
 }

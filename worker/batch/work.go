@@ -23,7 +23,7 @@ const (
 	delayMost  = 30 * time.Second
 )
 
-// A work is the work of a lease's holder for a firing, until the firing has ended.
+// A work is what the holder of a firing's lease keeps while it works for the firing.
 type work struct {
 	*Scheduler
 	b      *compiled
@@ -32,7 +32,7 @@ type work struct {
 
 	ended        int           // tasks that had ended at the last look
 	progressed   time.Time     // when ended last changed
-	recountAfter time.Duration // without progress, watch counts anew so long after `progressed`
+	recountAfter time.Duration // how long after `progressed` watch counts anew
 	swept        time.Time     // when withdraw last swept
 	sweepDelay   time.Duration // before the next sweep for tasks that come back; below 0 if none can
 }

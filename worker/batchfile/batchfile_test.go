@@ -63,8 +63,7 @@ func TestBadFilesSayWhatIsWrong(t *testing.T) {
 		}
 		_, batches, err := batchfile.Load(file)
 		expect.Require(t, err != nil && batches == nil, file, "was read")
-		expect.That(t, err.Error() == strings.Join(want, "\n"),
-			"got:", err, "want:", strings.Join(want, "\n"))
+		expect.That(t, err.Error() == strings.Join(want, "\n"), "got:", err, "want:", strings.Join(want, "\n"))
 		expect.Err(t, err, new(*policyfile.Error))
 	}
 }

@@ -99,7 +99,7 @@ type headline struct {
 // A fact is a number in the strip.
 type fact struct{ Name, Value, Class, Note string }
 
-// A group is a set of policies that are in the same trouble.
+// A group lists policies that are in the same trouble.
 type group struct {
 	Name, Note string
 	Policies   []policyView
@@ -120,7 +120,7 @@ type chosenView struct {
 	Own      *inspect.State           // its tickets that are expected to start last
 	OwnAll   int64                    // its tickets that wait, in all queues
 	Override *throttle.TenantOverride // of Tenant, or if none is chosen for all
-	Held     *throttle.Pause          // of Tenant, or if none is chosen of the policy
+	Paused   *throttle.Pause          // of Tenant, or if none is chosen of the policy
 	Rows     []tenantRow
 	Filters  []filter
 	Config   throttle.Policy
@@ -336,7 +336,7 @@ func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 	}
 	for i, pause := range v.InForce.Pauses {
 		if pause.Policy == q.Policy && pause.Tenant == q.Tenant {
-			c.Held = &v.InForce.Pauses[i]
+			c.Paused = &v.InForce.Pauses[i]
 		}
 	}
 	for i, o := range v.InForce.Overrides {

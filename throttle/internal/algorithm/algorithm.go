@@ -30,7 +30,7 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess is whether observing policies count by GCRA, because units above the limit vanish when they expire.
+	// ForgetsExcess is whether units above the limit vanish when they expire. Then observing policies count by GCRA.
 	ForgetsExcess bool
 
 	// Kind is the letter of File in Lua and in stored state. Algorithms with one File have one Kind.

@@ -233,8 +233,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 		starts := st.starts()
 		for ticket, p := range told {
 			at := starts[ticket]
-			expect.That(t, at <= p.Latest,
-				ticket, "starts at", at, "and was told", p.RetryIn, "to", p.Latest)
+			expect.That(t, at <= p.Latest, ticket, "starts at", at, "and was told", p.RetryIn, "to", p.Latest)
 		}
 		shared := slices.ContainsFunc(windows, func(w throttle.Window) bool { return w.Shared })
 		expect.That(t, told["a94"].RetryIn >= told["a06"].RetryIn && (!shared || told["d90"].RetryIn >= told["b06"].RetryIn),

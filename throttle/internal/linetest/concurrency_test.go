@@ -71,8 +71,7 @@ func TestSlotsOfALine(t *testing.T) {
 			places, err := st.line().Join(st.Context(), []throttle.Request{r, st.of("a3")})
 			expect.Must(st, err)
 			for _, p := range places {
-				expect.That(st, p.Err == nil && p.Binds == "slots" && p.Latest == 0,
-					p, "want a place without a bound")
+				expect.That(st, p.Err == nil && p.Binds == "slots" && p.Latest == 0, p, "want a place without a bound")
 			}
 			d := limitertest.Reserve(st, st.l, st.without("b"))
 			expect.That(st, !d.Granted && d.Latest == 0, d.RetryIn, "to", d.Latest, "want no bound")

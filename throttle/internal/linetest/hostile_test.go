@@ -58,8 +58,7 @@ func TestHostileNamesInALine(t *testing.T) {
 		}
 		st.at(10 * s)
 		taken, err := st.line().Take(t.Context(), throttle.TakeOptions{Queues: limitertest.Queues(hostileNames...), Max: throttle.MaxTake})
-		expect.Require(t, err == nil && len(taken.Tickets) == len(all),
-			len(taken.Tickets), "tickets of", len(all), err)
+		expect.Require(t, err == nil && len(taken.Tickets) == len(all), len(taken.Tickets), "tickets of", len(all), err)
 		for _, n := range all {
 			i := slices.IndexFunc(taken.Tickets, func(t throttle.TakenTicket) bool { return t.Ticket == request(n).Ticket })
 			if i < 0 {
@@ -78,8 +77,7 @@ func TestHostileNamesInALine(t *testing.T) {
 		expect.Must(t, st.line().Acknowledge(t.Context()))
 		for _, key := range client.Keys(t.Context(), "*").Val() {
 			kind := client.Type(t.Context(), key).Val()
-			expect.That(t, kind == "string" && !strings.HasSuffix(key, ":q"),
-				"the line has left the", kind, key)
+			expect.That(t, kind == "string" && !strings.HasSuffix(key, ":q"), "the line has left the", kind, key)
 		}
 	}
 }

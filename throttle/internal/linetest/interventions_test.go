@@ -31,8 +31,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		for k := range 12 {
 			taken := limitertest.Take(st, st.at(time.Duration(10+10*k)*s).l, 64, "q")
 			for _, ticket := range taken.Tickets {
-				expect.That(st, ticket.Decision.Tenant != "a",
-					"took", ticket.ID, "of a tenant that is paused")
+				expect.That(st, ticket.Decision.Tenant != "a", "took", ticket.ID, "of a tenant that is paused")
 				st.took[ticket.ID] = ticket
 			}
 		}
@@ -74,6 +73,8 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			expect.That(st, !peeked.Granted && peeked.Windows[0].Used == 0, peeked)
 			st.pauses()
 			st.at(21*s).takes("a1", "b1").at(31*s).takes("c1", "d1").asks(-1)
+			st.pauses("")
+			st.at(2*h).granted("e1", "e2", "e3") // the pause has ended by the clock of Redis alone
 		}},
 		"windows free up during a pause, and the line goes on behind it": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(st *story) {
 			st.granted("a0")
@@ -85,11 +86,9 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 					ticket, "in", p.RetryIn, "to", p.Latest, "want exactly", at)
 			}
 			d := limitertest.Peek(st, st.l, st.without("a"))
-			expect.That(st, d.RetryIn == h+30*s && d.Latest == h+30*s,
-				"in", d.RetryIn, "to", d.Latest, "want", h+30*s)
+			expect.That(st, d.RetryIn == h+30*s && d.Latest == h+30*s, "in", d.RetryIn, "to", d.Latest, "want", h+30*s)
 			e := st.explain("a3")
-			expect.That(st, e.Expected.Sub(e.At) == h+20*s && e.Binds == throttle.ByPause,
-				"a3 is explained by", e)
+			expect.That(st, e.Expected.Sub(e.At) == h+20*s && e.Binds == throttle.ByPause, "a3 is explained by", e)
 			st.at(h).pauses()
 			st.takes("a1").at(h + 10*s).takes("a2").at(h + 20*s).takes("a3").asks(-1)
 		}},

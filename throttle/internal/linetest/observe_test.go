@@ -225,8 +225,7 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 		st.cost = 1
 		expect.That(t, st.joins("a7").Exempt, "a ticket has joined")
 		got := st.l.Policies()[0]
-		expect.That(t, got.Windows[0].Algorithm == throttle.AlgorithmSliding &&
-			got.Observe, "the policy is", got)
+		expect.That(t, got.Windows[0].Algorithm == throttle.AlgorithmSliding && got.Observe, "the policy is", got)
 		st.takes().asks(-1)
 		// A reservation can be given back.
 		d := limitertest.Reserve(t, st.at(h).l, st.of("a8"))

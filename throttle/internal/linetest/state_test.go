@@ -235,9 +235,9 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	own, shared := st.explain("a4"), st.explain("c2")
 	expect.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
 	expect.That(t, own.Binds == "own" && own.Expected.Equal(limitertest.At(60*s)) &&
-		own.Position == 1 && own.Waiting == 1 && own.Joined.Equal(limitertest.At(s)), own)
+		own.Position == 1 && own.Waiting == 1 && own.Since.Equal(limitertest.At(s)), own)
 	expect.That(t, shared.Expected.Equal(limitertest.At(s+place.RetryIn)), shared, "joined with", place)
-	expect.That(t, shared.Policy == "p" && shared.Tenant == "c" && shared.Joined.Sub(limitertest.At(s)) < ms &&
+	expect.That(t, shared.Policy == "p" && shared.Tenant == "c" && shared.Since.Sub(limitertest.At(s)) < ms &&
 		shared.Position == 2 && shared.Waiting == 2 && len(shared.Windows) == 2 && !shared.Windows[0].Denied &&
 		shared.Windows[1].Used == 4 && shared.Windows[1].RetryIn == 19*s, shared)
 	st.at(20 * s)

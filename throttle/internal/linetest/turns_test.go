@@ -178,8 +178,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			st.joinMany("two", "b", 30)
 			for _, until := range []time.Duration{30 * s, 62 * s} { // the first leases have run out
 				got := r.run(until)
-				expect.That(st, got[0]["one"] == 2 && got[1]["two"] == 2,
-					"of the four slots before", until, got)
+				expect.That(st, got[0]["one"] == 2 && got[1]["two"] == 2, "of the four slots before", until, got)
 			}
 		}},
 	})

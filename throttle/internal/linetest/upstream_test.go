@@ -66,6 +66,13 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			st.granted("b1", "b2")
 			st.denied("b3", 30*s)
 		}},
+		"the window that remembers longest knows what is under way": {limitertest.Policy(shared,
+			throttle.Window{Name: "short", Limit: 9, Period: s, Shared: true}), func(st *story) {
+			first := st.granted("a1")
+			st.at(ms).granted("a2")
+			st.at(2*s).remaining(first.Reservation, 1, 30*s)
+			st.denied("a3", 30*s)
+		}},
 		"an upstream that has more left is not": {limitertest.Policy(shared), func(st *story) {
 			st.cost = 9
 			d := st.granted("a1")

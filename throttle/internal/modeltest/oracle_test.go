@@ -95,9 +95,8 @@ func sequence(t *rapid.T, client *redis.Client) {
 	same := func(t *rapid.T, verb string, got, want throttle.Decision) {
 		t.Helper()
 		got.Reservation = throttle.Reservation{}
-		if !reflect.DeepEqual(got, want) {
-			t.Fatalf("%s at %d:\n%s\nthe model says\n%s", verb, c.US.Load()-limitertest.Midnight, describe(got), describe(want))
-		}
+		at := c.US.Load() - limitertest.Midnight
+		expect.Require(t, reflect.DeepEqual(got, want), verb, at, describe(got), "\nthe model says\n", describe(want))
 	}
 	tryReserve := func(t *rapid.T, r throttle.Request) {
 		real := c.US.Load()

@@ -142,13 +142,13 @@ func (g *Group) next() {
 		return
 	}
 	p := g.waiting[0].policy
-	// If this call goes by another version of the policy, it replaces the script's record of the lost call.
+	// A call by another version of the policy replaces the record of the lost call: then cancels would be in vain.
 	g.cancels = slices.DeleteFunc(g.cancels, func(b *bundle) bool { return b.policy != p })
 	c, room, all := &call{}, p.room(), append(g.cancels, g.waiting...)
 	g.cancels, g.waiting = nil, nil
 	for _, b := range all {
 		if b.policy == p {
-			room -= len(b.requests) // below 0 later ones wait too: of one policy version none passes an earlier one
+			room -= len(b.requests) // below 0 later ones wait too: none passes an earlier one of its policy version
 		}
 		if b.policy == p && room >= 0 {
 			c.bundles, b.call = append(c.bundles, b), c

@@ -10,8 +10,8 @@ import (
 //go:embed lua
 var files embed.FS
 
-// The files of a script, besides those of its algorithms and its body. A file uses earlier ones, others by once. The
-// files of `more` and `line` stand in the functions extras and line_files, which most calls do not call.
+// The files of a script, besides those of its algorithms and its body. A file uses earlier files, and later ones only
+// through `once`. Files of `more` and `line` are in the functions extras and line_files, which most calls do not call.
 const (
 	base = " scope windows request"
 	more = "upstream request_more verbs"

@@ -44,8 +44,8 @@ type Answer struct {
 	Pause   PauseAnswer   `json:"pause"`   // zero without one
 	Adapted AdaptedAnswer `json:"adapted"` // zero if that is the published rate
 	Left    Left          `json:"left"`    // zero if that is not known
-	Before  []int64       `json:"before"`  // by window, the cost before this; nil if the request says the same
-	Fits    []int64       `json:"fits"`    // by window, when the cost fits, after what waits if that was asked; 0: at once
+	Before  []int64       `json:"before"`  // by window, the cost before this request; nil if it is the request's
+	Fits    []int64       `json:"fits"`    // by window, when the cost fits, for Expect after what waits; 0: at once
 	Used    []int64       `json:"-"`       // by window, its units; nil unless hasWindows
 	Resets  []int64       `json:"-"`       // by window, when nothing is counted any more
 	Err     error         `json:"-"`       // *ReplyError, if the status is Failed, or of go-redis, if there is no answer
@@ -68,7 +68,7 @@ type AdaptedAnswer struct {
 	Since    int64 `json:"since"` // the first refusal
 	Refusals int64 `json:"refusals"`
 	Window   int64 `json:"window"` // its number, from 1
-	Changed  int64 `json:"cut"`    // when a refusal changed the rate last
+	Changed  int64 `json:"cut"`    // when a refusal cut the rate last, or began to spread grants
 	Until    int64 `json:"spread"` // when grants are spread no longer
 }
 

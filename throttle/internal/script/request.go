@@ -92,7 +92,7 @@ type Place struct {
 	Front    bool   `json:"front,omitempty"`
 	MaxWait  int64  `json:"max_wait,omitempty"` // the longest wait (us); 0 is no limit
 	Backlog  int64  `json:"backlog,omitempty"`  // tickets of the flow before it is refused; 0 is no limit
-	Deadline int64  `json:"deadline,omitempty"` // the longest wait that makes sense (us); 0 is no limit
+	Deadline int64  `json:"deadline,omitempty"` // until it (us from now), the ticket must be able to start; 0 is no limit
 	Rank     int64  `json:"rank,omitempty"`     // of a taken ticket that is put back or cancelled
 }
 

@@ -28,9 +28,8 @@ type Call struct {
 	Args []any // the arguments after the keys: for Retry and Archive they begin with the task's ID and its message
 }
 
-// shapes lists the first keys of asynq's calls, without the prefix "asynq:{QUEUE}:". "t:" stands for
-// the key of the task whose ID is the first argument. TestCallsOfAsynq compares them with the asynq
-// in use.
+// shapes lists the first keys of asynq's calls, without the prefix "asynq:{QUEUE}:". "t:" stands for the key of the
+// task whose ID is the first argument. TestCallsOfAsynq compares them with the asynq in use.
 var shapes = []struct {
 	verb string
 	keys []string
@@ -45,8 +44,7 @@ var shapes = []struct {
 	{Requeue, []string{"active", "lease", "pending", "t:"}},
 }
 
-// CallOf recognises a call of asynq's server by its command: EVALSHA, script, number of keys, keys,
-// arguments.
+// CallOf recognises a call of asynq's server by its command: EVALSHA, script, number of keys, keys, arguments.
 func CallOf(args []any) Call {
 	keys, rest, ok := scriptCall(args)
 	if !ok {

@@ -144,8 +144,7 @@ func IsOutage(err error) bool {
 	return !errors.As(err, &answer) || redischeck.CannotServe(err)
 }
 
-// WholeSecond rounds up to a whole second. Asynq truncates times to seconds, so a task would start
-// too early.
+// WholeSecond rounds up to a whole second. Asynq truncates times to seconds, so a task would start too early.
 func WholeSecond(at time.Time) time.Time { return at.Add(time.Second - 1).Truncate(time.Second) }
 
 // score returns a time as asynq stores it.

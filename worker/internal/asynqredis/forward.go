@@ -38,8 +38,7 @@ type Move struct {
 
 	Line, Mark string // of its join, if it joins a line now
 
-	// With a Reason, valid UTF-8, the Message is stored with the reason as its last error, which
-	// asynq's tools show.
+	// With a Reason, valid UTF-8, the Message is stored with the reason as its last error, which asynq's tools show.
 	Message Message
 	Reason  string
 }

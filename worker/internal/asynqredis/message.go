@@ -25,8 +25,7 @@ const (
 	fieldHeaders      protowire.Number = 15
 )
 
-// Our own fields. Asynq skips them when it reads a message, and drops them when it stores the task
-// after a failure.
+// Our own fields. Asynq skips them when it reads a message, and drops them when it stores the task after a failure.
 const (
 	fieldDenied       protowire.Number = 1077 // the last error is no failure: see Denied
 	fieldRefusedSince protowire.Number = 1079 // the first refusal by the upstream, in milliseconds since 1970
@@ -91,9 +90,8 @@ func (m Message) JoinKey() string {
 	return fmt.Sprintf("%016x", hash.Sum64())
 }
 
-// WithDenial returns a copy of the message that notes a denial. The reason, which must be valid UTF-8,
-// becomes its last error, as asynq does with an error that is no failure. A message that cannot be read
-// stays as it is.
+// WithDenial returns a copy of the message that notes a denial. The reason, which must be valid UTF-8, becomes its
+// last error, as asynq does with an error that is no failure. A message that cannot be read stays as it is.
 func (m Message) WithDenial(reason string, at time.Time) Message {
 	m = m.with(textOf(fieldErrorMsg, reason)).with(numberOf(fieldLastFailedAt, at.Unix()))
 	return m.with(numberOf(fieldDenied, 1))
@@ -108,8 +106,7 @@ func (m Message) WithRefusal(now time.Time) (Message, time.Time) {
 	return m.with(numberOf(fieldRefusedSince, now.UnixMilli())), now
 }
 
-// WithDeadline returns a copy of the message with another deadline. A message that cannot be read stays
-// as it is.
+// WithDeadline returns a copy of the message with another deadline. A message that cannot be read stays as it is.
 func (m Message) WithDeadline(at time.Time) Message {
 	return m.with(numberOf(fieldDeadline, at.Unix()))
 }

@@ -1,7 +1,6 @@
-// Package dispatch decides what an asynq server runs next. It answers asynq's dequeue: it takes
-// tickets that fit from the lines of a limiter, picks their tasks, gives pending tasks their turns,
-// and waits while there is nothing. It also answers asynq's forward: tasks that are due join their
-// lines.
+// Package dispatch decides what an asynq server runs next. It answers asynq's dequeue: it takes tickets that fit from
+// the lines of a limiter, picks their tasks, gives pending tasks their turns, and waits while there is nothing. It
+// also answers asynq's forward: tasks that are due join their lines.
 //
 // It knows throttle and asynqredis, and not asynq itself. To follow a task, read serve.go, lines.go, and
 // take.go or pending.go. restore.go has the ways back, and news.go what others tell serve.
@@ -125,7 +124,7 @@ func New(c Config) *Dispatcher {
 func (d *Dispatcher) Stop() { d.stop() }
 
 // Close stops, and waits until all tasks that were ready are put back, or the context ends. Asynq recovers the others,
-// as from a worker that died. Then it waits for calls under way. A call that fails is not repeated any more.
+// as from a worker that died. At last Close waits for calls under way. A call that fails is not repeated any more.
 func (d *Dispatcher) Close(ctx context.Context) {
 	d.Stop()
 	select {
@@ -174,7 +173,7 @@ func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 	})
 }
 
-// insist repeats a call on asynq's Redis until it succeeds, also after an error that Redis answered, as it may have
+// insist repeats a call on asynq's Redis until it succeeds, also if Redis answered with an error, as the call may have
 // changed tasks. If the context ends before, the answer is zero. Observers see each call as part of asynq's dequeue.
 func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Context) (T, error)) T {
 	for ; ; d.sleep(retryAfterError) {
@@ -192,8 +191,8 @@ func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Con
 	}
 }
 
-// Fallback returns when a waiting task is looked at even if nobody has taken it: two minutes after its expected start,
-// or if its policy fails open, every two minutes. The task runs then if the limiter does not answer.
+// Fallback returns when a waiting task is looked at even if nobody has taken it: two minutes after its expected start.
+// If its policy fails open, that is every two minutes, so that the task runs if the limiter does not answer.
 func Fallback(p throttle.Policy, startsIn time.Duration) time.Duration {
 	if p.FailOpen {
 		return fallbackMin
@@ -250,7 +249,7 @@ func (d *Dispatcher) makeReady(tasks []Task) bool {
 }
 
 // handOut returns the next task that is ready, and removes it if it starts. A last attempt starts only after Next has
-// noted that in Redis: then noted is its CallKey and ID.
+// noted its start in Redis: then `noted` is its CallKey and ID.
 func (b *buffer) handOut(noted string) (task Task, found, starts bool) {
 	if len(b.ready) == 0 || time.Since(b.ready[0].activeSince) > staleAfter {
 		return Task{}, false, false

@@ -47,7 +47,7 @@ type queueSet struct {
 }
 
 // round makes up to n tasks ready, and reports whether it found any. It asks, set by set, the lines
-// that are due and the pending tasks. As many pending tasks as have a turn come first.
+// that are due and the pending tasks. Pending tasks that have a turn come first.
 func (d *Dispatcher) round(n int) (found bool) {
 	names := d.Limiter.Lines()
 	for _, set := range d.sets {
@@ -83,7 +83,7 @@ func (d *Dispatcher) dueAt(l *line) time.Time {
 // before reports whether a line's turn comes before another's of its set. Each line is fair
 // between its tenants. The lines of all policies, and of their shards, share this server's slots so that all
 // tenants get theirs: the line goes first whose tenants have had the least (start-time fair queueing, Goyal
-// et al., 1996). Here weights count for tenants of shards alone: the others are equals.
+// et al., 1996). Here tenants' weights count only if their policy has shards.
 func (l *line) before(other *line) bool {
 	tag, asked := cmp.Compare(l.startTag(), other.startTag()), l.redisTime.Compare(other.redisTime)
 	return cmp.Or(tag, asked, strings.Compare(l.name, other.name)) < 0
@@ -93,7 +93,7 @@ func (l *line) before(other *line) bool {
 // A line without tickets does not save up turns.
 func (l *line) startTag() float64 { return max(l.lastStart, l.set.virtualTime) }
 
-// noteServed charges the line's tenants for tickets that were taken.
+// noteServed moves the tags of the line's tenants for tickets that were taken.
 func (l *line) noteServed(tickets []throttle.TakenTicket) {
 	if len(tickets) == 0 {
 		return

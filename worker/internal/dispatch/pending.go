@@ -21,7 +21,7 @@ const (
 	tasksPerPending = 3
 )
 
-// takePending dequeues pending tasks, unless there were none a moment ago and lines go first. It reports whether it found any.
+// takePending dequeues pending tasks, if it found some the last time or the set goesFirst. It reports whether any came.
 func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	now := time.Now()
 	if !set.goesFirst && now.Before(set.lookAt) {

@@ -10,7 +10,7 @@ import (
 
 // restore puts the ready tasks back, and their tickets to their positions, if the first task was made active
 // before a time. The last one goes first, so that pending tasks keep their order. It reports whether it
-// succeeded. If not, it pauses, and the other tasks are still ready.
+// succeeded. If not, it pauses: the tasks that are left, with the one that failed, are still ready.
 func (d *Dispatcher) restore(before time.Time) bool {
 	for {
 		d.mu.Lock()

@@ -43,8 +43,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 		expect.That(t, len(s.Runs()) == 3, "ran", s.Runs(), ", want each once")
 		s.WantCounters(sitetest.Counters{Processed: 3})
 		s.WantReported(nil, nil)
-		expect.That(t, s.Logs.Count("worker: the limiter is unavailable") == 1,
-			"want the outage logged once:", s.Logs)
+		expect.That(t, s.Logs.Count("worker: the limiter is unavailable") == 1, "want the outage logged once:", s.Logs)
 	})
 }
 

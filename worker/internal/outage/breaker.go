@@ -26,9 +26,8 @@ func (b *Backoff) Fail(now time.Time) {
 	b.Until = now.Add(b.pause)
 }
 
-// A Breaker keeps callers from waiting for a limiter that does not answer. The first callers wait
-// for their whole timeout. After that one caller at a time asks, briefly, and all others fail at
-// once. The zero Breaker is ready.
+// A Breaker keeps callers from waiting for a limiter that does not answer. The first callers wait for their whole
+// timeout. After that one caller at a time asks, briefly, and all others fail at once. The zero Breaker is ready.
 type Breaker struct {
 	mu      sync.Mutex
 	silence Backoff // when it has passed, one caller may ask

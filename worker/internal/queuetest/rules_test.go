@@ -93,9 +93,7 @@ func TestTheWorkersRequestCounts(t *testing.T) {
 				want := map[string]int64{"cost": 7, "tenant": 0}[name]
 				expect.That(t, s.Used() == want, s.Used(), "are used by acme, want", want)
 				beta, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "beta"})
-				if err != nil || name == "tenant" && beta.Windows[0].Used != 1 {
-					t.Errorf("%d are used by beta, %v", beta.Windows[0].Used, err)
-				}
+				expect.That(t, err == nil && (name != "tenant" || beta.Windows[0].Used == 1), beta.Windows, err)
 				s.WantNobodyInLine()
 			})
 		})

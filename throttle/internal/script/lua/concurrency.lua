@@ -6,9 +6,9 @@
 --   payload     used(7) hold(7) entry*
 --   entry       expires(7) units(7) id(8), the soonest to expire first
 --
--- `hold` estimates how long units are held (us). It begins with the first `hold` of a grant that is above 0. A longer
--- hold replaces it at once, a shorter one moves it by a quarter of the difference. Expected starts go by `hold`, or
--- by the lease if that is longer: they are upper bounds unless holders take longer than before.
+-- `hold` estimates how long units are held (us). The first grant that says how long it may hold them sets it. A
+-- longer hold replaces it at once, a shorter one moves it by a quarter of the difference. Expected starts go by it,
+-- or by the lease if that is longer: they are upper bounds unless holders take longer than before.
 
 do
 

@@ -25,7 +25,7 @@
 --             renew                      a lease is lost
 --             settle                     nothing changes
 --             leave, refresh, expect     nothing waits there
---             pause                      no scope learns anything new (`pause` in upstream.lua)
+--             pause                      for no scope it was news (`pause` in upstream.lua)
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --
 -- Keys, after the prefix P of the policy:
@@ -110,7 +110,10 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  if r.paused and r.paused <= now then r.paused = nil end
+  if r.paused and r.paused <= now then
+    r.paused = nil
+    if op == 'reserve' and settings and settings.free and r.at == 0 then op = 'exempt' end -- for the pause it reserved
+  end
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 9, failed
     m = m + 2

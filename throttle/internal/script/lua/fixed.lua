@@ -54,7 +54,7 @@ algorithms['f'] = {
     local limit, resets, room, i, last = st.limit, st.resets, st.limit - st.used, 2, #st.resets
     if ahead + cost <= room then return now end
     if ahead < each then each = 1 end -- else whole tickets only
-    local first = min(ahead, max(0, room - room % each)) -- which go now, and in the margin count twice
+    local first = min(ahead, max(0, room - room % each)) -- they go now, and within the margin count twice
     ahead, room = ahead - first, limit - st.late - (now >= resets[2] - st.margin and first or 0)
     if ahead + cost > room then
       ahead = max(0, ahead - max(0, room - room % each))

@@ -1,6 +1,5 @@
--- gcra.lua: `burst` units at once, then one unit every period/limit.
--- Source: the generic cell rate algorithm (ITU-T I.371, the continuous-state leaky bucket form),
--- in integers: no rounding error ever adds up.
+-- gcra.lua: `burst` units at once, then one unit every period/limit. Source: the generic cell rate algorithm (ITU-T
+-- I.371, the continuous-state leaky bucket form), in integers: no rounding error ever adds up.
 --
 --   parameters  p1 burst (units at once), p2 span (us), p3 drain (units a span); p3/p2 is in lowest terms
 --   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, parts < span

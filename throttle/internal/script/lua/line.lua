@@ -13,8 +13,8 @@
 -- "QUEUE|SUFFIX".
 --   q          "tickets rank": how many tickets are in the line, and the last rank given, less ZERO or
 --              FRONT of line_join.lua. Without the key there is no line
---   l          "time limits": the limits by which takes have looked at the line since that time; "-" if
---              these differed
+--   l          "time limits": `limits` is the policy's text, by which all takes since `time` have looked at the
+--              line; "-" if the texts of takes differed
 --   t          hash: ticket "QUEUE/ID" -> "RANKcosts [!]|VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
@@ -53,12 +53,12 @@
 -- a ticket may wait as long as its task; k:PROCESS without tickets after a minute, s:SUFFIX with its windows.
 --
 -- new_line(call) -> L. It reads each field of a hash at most once. Changes are noted, and written at the
--- end (line_write.lua). Only calls that find a line, or join one, make L. The other files each have a
--- function that makes a table of functions, which `once` calls when one of these is needed.
+-- end (line_write.lua, which adds to L). Only calls that find a line, or join one, make L. line_units and
+-- line_appointments are tables; each other file has a function new_..., which is mostly called by `once` when needed.
 --
 -- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if windows count by no
--- attribute but the tenant, also in other calls that have written the line. call.batches is true if batches wait
--- or join. In a take, if batches wait or several queues do, L.order is the table of line_order.lua.
+-- attribute but the tenant, and those of the calls that wrote the line did not either. call.batches is true if batches
+-- wait or join. In a take, if batches wait or several queues do, L.order is the table of line_order.lua.
 
 local function new_line(call)
   local P, now = call.P, call.now
@@ -147,7 +147,7 @@ local function new_line(call)
       shared = not find(',' .. attributes .. ',', ',tenant,', 1, true),
     }
     nodes[key] = node
-    local record = not call.only_tenants and L.read('u', key) -- if only tenants count, flows count their tickets
+    local record = not call.only_tenants and L.read('u', key) -- else flows keep the tally
     if record then
       local n, v, units = match(record, '^(%d+) (%S+) (%S+)$')
       node.n, node.v = n + 0, v + 0

@@ -45,9 +45,8 @@ local function new_eta(L)
     return min(sum, behind * least), ceil(sum * behind / flow.n), min(sum, behind * most)
   end
 
-  -- share_of_others returns the units that other flows of the class take at shared scopes while the flow takes
-  -- one, as sides share (line_order.lua). It also returns the number of these flows, MOST where several
-  -- queues wait.
+  -- share_of_others returns the units that other flows of the class take at shared scopes while the flow takes one,
+  -- as sides share (line_order.lua). It also returns the number of these flows, MOST where several queues wait.
   local function share_of_others(flow)
     local queue, new = L.queue_of(flow.queue), flow.n == 0
     local weights, flows = queue.weights + (new and flow.weight or 0), queue.flows - (new and 0 or 1)
@@ -75,7 +74,7 @@ local function new_eta(L)
   end
 
   -- other_class returns how many of the `sum` units of the other class go first, while `units` of the flow's class
-  -- go: all that are live; or of batches their share, `idle` units, and one ticket more.
+  -- go. For a batch these are all; for a live ticket the share of batches, `idle` units and one ticket of a batch.
   local function other_class(flow, sum, most, units, idle)
     if flow.batch or sum == 0 then return sum end
     return min(sum, ceil(units * call.batch_share / (1 - call.batch_share)) + most + idle)

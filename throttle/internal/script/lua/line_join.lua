@@ -1,7 +1,7 @@
 -- line_join.lua: how tickets enter a line, and when they are expected to start.
 --
--- new_join(L) returns a table of the functions below. r is a request whose place was read (request.lua), list are its
--- scopes, and `at` is their time.
+-- new_join(L) returns a table of the functions below. Their parameters: r, a request whose place was read
+-- (request.lua); list, the scopes of r; `at`, the time of these scopes.
 
 local function new_join(L)
   local SLOTS = -1 -- `binds` if handler slots do
@@ -92,16 +92,16 @@ local function new_join(L)
     return low, high, binds
   end
 
-  -- granted counts a grant by reserve, not by a take, in the share of batches.
+  -- granted counts a grant by reserve in the tags of sides, as takes do, if batches wait.
   local function granted(r, list)
     order().note_grant(flow_for(r), list, windows.costs_of(call, r.costs_text))
     order().write()
   end
 
-  -- somebody_waits returns whether tickets other than `id` delay the request: they wait at its scopes.
-  -- ROOT is one only if a window is shared; else they wait there for a slot, which the request has. The first ticket
-  -- of the request's own flow delays it, too, if its costs differ and lack room by now. Tickets of a batch delay a
-  -- live request only if it owes them room.
+  -- somebody_waits returns whether tickets other than `id` delay the request: tickets that wait at its scopes. Without
+  -- a shared window ROOT is no such scope: tickets wait there for slots, and the request has one. Then the first
+  -- ticket of the request's flow delays it if that ticket's costs differ, and do not fit any more. Tickets of a
+  -- batch delay a live request only if it owes them room.
   local function somebody_waits(r, id)
     local batch, flow_name = r.batch, id and L.flow_name(id)
     local ticket_flow = flow_name and L.flow_of(flow_name)

@@ -6,10 +6,10 @@
 -- A side that begins to wait starts at V, the least tag of all waiting sides. A batch starts one
 -- ticket later, so that live tickets go first.
 --
--- Of a take's sides, the one with the least tag at ROOT is served. While it waits for a window, none of the others is.
--- A take also leaves room for a side of another server that goes first: if its ticket does not fit yet, and no window
--- has leases, until LATE after it fits; else from LATE before that server's appointment to LATE after it. After
--- that the side saves up no turns. A batch that live tickets delay at a broader scope catches up at narrower ones.
+-- Of a take's sides, the one with the least tag at ROOT is served, and no other one while it waits for a window.
+-- A take also leaves room for a side of another server that goes first: if that side's ticket does not fit yet, and
+-- no window has leases, until LATE after the ticket fits; else from LATE before to LATE after the server's next
+-- appointment. Then the side saves up no turns. A batch that live tickets delay at a broad scope catches up elsewhere.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
@@ -51,7 +51,7 @@ local function new_order(L, names, strict)
   end
 
   -- add adds the entry of a side to standings. tickets: the flow or node that counts what waits; lapses:
-  -- until when room is left to a side of another server, 0 if it is not. Queues of strict priorities
+  -- until when room is left to a side of another server, 0 if none is left. Queues of strict priorities
   -- have one account, that is one tag.
   local function add(standings, side, tickets, lapses)
     local class = side.q.batch and BATCH or LIVE
@@ -95,8 +95,8 @@ local function new_order(L, names, strict)
     e.step = fair.part_of(standings.scope, costs) / e.weight
   end
 
-  -- weigh sets the weights of all entries, by those of a side's flows that wait at the scope, or at ROOT if none
-  -- does. At a tenant's own scope servers weigh the same.
+  -- weigh sets the weights of all entries, and clears their tags. A side weighs as much as its flows that wait at the
+  -- scope, or at ROOT if none waits there. At a tenant's own scope servers weigh the same.
   local function weigh(standings)
     local list, servers_of, weights = standings.list, {{}, {}}, {0, 0}
     local alike = standings.scope.spec.of_tenant or not many_servers
@@ -123,7 +123,7 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- begin sets the tags of entries that had none. Where live tickets begin to wait, all batches go later.
+  -- begin sets the tags of entries: as they were kept, or else V. Where live tickets begin to wait, batches go later.
   local function begin(standings)
     local list, tags, v = standings.list, standings.tags, standings.v
     for name in pairs(tags) do
@@ -198,7 +198,7 @@ local function new_order(L, names, strict)
     return strict and a.side.of_take and a.side.q.priority > b.side.q.priority
   end
 
-  -- leave_room adds to `room` the units that a flow leaves to e, which goes before it. tag: of the flow's side.
+  -- leave_room adds to `room` the units that a flow leaves to e, as e goes first. tag: of the flow's side.
   local function leave_room(room, standings, e, tag)
     local lapses = e.lapses -- until when they are left; 0: none are
     if e.side.of_take then
@@ -208,7 +208,7 @@ local function new_order(L, names, strict)
         if e.class == LIVE or standings.time <= now + BURST then room.opens = max(room.opens or 0, time) end
         return
       end
-      lapses = standings.scope.suffix ~= ROOT and now + LATE or 0 -- at ROOT it was served before
+      lapses = standings.scope.suffix ~= ROOT and now + LATE or 0 -- at ROOT it has been served
     end
     if lapses == 0 then return end
     if not e.step then average_costs(standings, e) end
@@ -217,8 +217,8 @@ local function new_order(L, names, strict)
     room.lapses = min(room.lapses, lapses)
   end
 
-  -- owed returns what the flow has to leave to others at a scope, or nil: {reserved, lapses, opens}, units
-  -- until `lapses`; before `opens` it waits whether or not it fits.
+  -- owed returns what the flow has to leave to others at a scope, or nil: {reserved, lapses, opens}. It leaves the
+  -- units `reserved` until `lapses`, and waits until `opens` whether or not its costs fit.
   function order.owed(flow, scope)
     if not sides[2] and not flow.batch then return nil end
     local standings, entry = standings_of(flow, scope)
@@ -260,7 +260,7 @@ local function new_order(L, names, strict)
   end
 
   -- note_grant_at counts a grant at a scope. delay: for how long live tickets at broader scopes may have
-  -- delayed a batch. It returns that for narrower ones.
+  -- delayed a batch. It returns the delay for narrower scopes.
   local function note_grant_at(flow, scope, costs, delay)
     local standings, entry = standings_of(flow, scope)
     if not standings then return delay end

@@ -1,7 +1,7 @@
 -- line_take.lua: takes tickets from a line.
 --
--- new_take(L) returns a table of restore and take, below. taken is a list of take.lua's reply, three or
--- more values a ticket, with n, how many tickets, and kept, what the record of the take will say.
+-- new_take(L) returns a table of restore and take, below. `taken` is the reply of take.lua: a list, which also has
+-- two fields: n, the number of tickets; and kept, the parts of the take's record.
 
 local function new_take(L)
   local STEPS = 128       -- flows that one call visits without a grant: of each side, and then of all at ROOT
@@ -71,9 +71,9 @@ local function new_take(L)
     end
   end
 
-  -- hand_out charges the first ticket of the first flow at ROOT, unless it never fits or goes
-  -- uncharged. It adds to `taken` its text, when it was granted, and how much each window has counted then. The next
-  -- one of its flow then waits. at: the time at which the flow's scopes stand; none of them blocks the ticket.
+  -- hand_out takes the first ticket of the first flow at ROOT, which no scope blocks, and charges it if its status is
+  -- "granted". It adds to `taken` the ticket's text, when it was granted, and how much each window has counted then.
+  -- The next ticket of the flow then waits. at: the time at which the flow's scopes stand.
   local function hand_out(root, flow, ticket, taken, at, never)
     local list, all, scope_of, settings = flow.scopes, call.windows, call.scope_of, flow.settings
     local uncharged = #list < #call.scopes or settings and settings.free
@@ -101,9 +101,9 @@ local function new_take(L)
     move_first(root, flow, second and ROOT, (second or flow).rank, second and fair.score(root, flow, second.rank))
   end
 
-  -- visit looks at the flows of a node, in order. Those that have room there go where they wait next, and
-  -- at ROOT are taken from until `want` tickets are taken: one ticket, if other sides may go next. It
-  -- reads n flows at a time, and returns how many steps are left.
+  -- visit looks at the flows of a node, in order. Flows that have room there go where they wait next. At ROOT it takes
+  -- their tickets, up to `want` in this take. With `one` it stops after a ticket, as other sides may go next.
+  -- It reads n flows at a time, and returns how many steps are left.
   local function visit(node, steps, n, taken, want, one)
     while steps > 0 do
       steps = steps - 1

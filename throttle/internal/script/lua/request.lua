@@ -1,8 +1,8 @@
 -- request.lua: reads one request of a call, and grants it. request_more.lua has functions that most calls do
 -- not need.
 --
--- A request r is a table with those values and fields of decide.lua that it has. Without them ticket is false, and
--- at and hold are 0. It also has:
+-- A request r is a table with the values and fields of decide.lua that were sent. If they were not, ticket is false,
+-- and at and hold are 0. It also has:
 --   costs, costs_text  by window, and as text
 --   suffixes           the keys of its scopes; nil if r is `plain`, below
 --   known              if `lost` is set: the record of the last call of the process

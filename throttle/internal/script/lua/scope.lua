@@ -113,8 +113,7 @@ local function read(call, suffixes)
 end
 
 -- open(call, suffix, number, settings) -> the scope of that key, with the windows' states. Its `spec` is
--- call.scopes[number]. settings are the tenant's own parameters, or nil: only scopes of the tenant have
--- them.
+-- call.scopes[number]. settings are the tenant's own parameters, or nil: only scopes of the tenant have them.
 local function open(call, suffix, number, settings)
   local scope, spec = call.open[suffix], call.scopes[number]
   if not spec.of_tenant then settings = nil end

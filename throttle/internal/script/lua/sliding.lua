@@ -8,10 +8,9 @@
 -- A cut of the limit removes no entry: a limit that is cut and raised again has forgotten nothing.
 --
 -- Above ENTRIES entries, or ENTRIES/2 if the limit is above ENTRIES, a grant joins the newest entry if both are in
--- the same tick of 2 * period/ENTRIES. The entry gets the later time, so a unit counts up to one tick longer,
--- never shorter. So a value has at most some 4 kB, whatever the limit. The first entries are exact:
--- otherwise a burst of several grants that comes back in every period would each time start later, by the
--- time between its first grants.
+-- the same tick of 2 * period/ENTRIES. The entry gets the later time, so a unit counts up to one tick longer, never
+-- shorter. So a value has at most some 4 kB, whatever the limit. The first entries are exact: otherwise a burst of
+-- several grants that comes back in every period would each time start later, by the time between its first grants.
 --
 -- In the state, `time` and `units` are the newest entry, 0 if there is none. The others are
 -- log.data[first .. last], a part of the scope's value as it was read, and then log.tail: the entry that
@@ -136,7 +135,7 @@ algorithms['s'] = {
       while i > log.first and unpack7(log.data, i - ENTRY) >= at do i = i - ENTRY end
       if i <= log.last then time, held = unpack7(log.data, i), unpack7(log.data, i + 7) else i = nil end
     end
-    if time ~= at and not (st.limit > ENTRIES and same_tick(st, at, time)) then return end
+    if time ~= at and not same_tick(st, at, time) then return end
     local back = min(held, cost)
     st.used = st.used - back
     if i then

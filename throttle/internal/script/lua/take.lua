@@ -1,5 +1,4 @@
--- take.lua: takes from a policy's line the next tickets that fit now, in line order, and charges
--- them in all windows.
+-- take.lua: takes from a policy's line the next tickets that fit now, in line order, and charges them in all windows.
 --
 -- KEYS and the beginning of ARGV: windows.lua. Then
 --   1 most      how many tickets, 0 to 64
@@ -35,7 +34,7 @@ local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
 local own_key = P .. 'k:' .. process
 call.waiting = redis.call('GET', P .. 'q')
 
--- remember writes the record of this call, with what it took, by `tickets`: its first entry is for the head.
+-- remember writes the record of this call. `tickets` has what it took, from tickets[2] on; tickets[1] is the head.
 local function remember(next_time, tickets, ttl)
   tickets[1] = pack7(seq) .. pack7(now) .. pack7(next_time) .. id_base
   redis.call('SET', own_key, concat(tickets), 'PX', ttl)

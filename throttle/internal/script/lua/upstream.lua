@@ -11,9 +11,9 @@
 --   !a      the rate of the scope after refusals: next, spread, cut, peak, from, last, wait, since, refusals
 --           Until `spread`, grants are spread, at a part of the published rate: the next one may go at `next`.
 --           The rate was cut at the time `cut`, and has grown since `from`: fast at first, slowly around
---           `peak`, in parts of PARTS, and faster beyond. `peak` is a little less than the refused rate;
---           without it there was no cut. `last` is the time of the newest of the `refusals` since `since`,
---           and `wait` the pause after it.
+--           `peak`, in parts of PARTS, and faster beyond. `peak` is a little less than the refused rate.
+--           Before the first cut there is no `peak`, and `cut` is when grants began to be spread. `last` is the
+--           time of the newest of the `refusals` since `since`, and `wait` the pause after it.
 --           Sources: additive increase, multiplicative decrease (Chiu, Jain: "Analysis of the
 --           Increase and Decrease Algorithms", 1989); the increase is that of CUBIC (Ha, Rhee, Xu,
 --           2008; RFC 9438).
@@ -65,10 +65,10 @@ local function new_upstream()
     return max(FLOOR, min(1, peak + GROWTH * t * t * t))
   end
 
-  -- adapt notes that the upstream refused a call granted at `at`: for `wait`; or, if `guess` is above 0, for an
-  -- unknown time, of which `guess` is the most. It returns the length of the pause, and whether that is news: the rate
-  -- was cut, or grants begin to be spread. It returns nil if the scope has no rate. For a call that was granted before
-  -- the last refusal it returns `wait`, or 0 for a guess, and false.
+  -- adapt notes that the upstream refused a call granted at `at`. It asked for a pause of `wait`; or, if `guess` is
+  -- above 0, it did not say how long, and `guess` is the most. adapt returns the length of the pause, and whether the
+  -- rate was cut or grants begin to be spread. It returns nil if the scope has no rate. For a call that was granted
+  -- before the last refusal it returns `wait`, or 0 for a guess, and false.
   local function adapt(scope, now, at, wait, guess)
     local period, _, ten_calls = shortest(scope)
     if not period then return nil end
@@ -168,9 +168,8 @@ local function new_upstream()
     return not before or changes or false
   end
 
-  -- add_reply adds to a reply the longest pause of some scopes; the adapted state of the scope that grants
-  -- least, with its window and the rate in millionths of the published one; and the least units that the
-  -- upstream has left.
+  -- add_reply adds to a reply the longest pause of some scopes; the adapted state of the scope that grants least,
+  -- with its window and the rate in millionths of the published one; and the least units that the upstream has left.
   local function add_reply(list, now, reply)
     local last, least = now, nil
     for i = 1, #list do
@@ -217,15 +216,16 @@ local function new_upstream()
   end
 
   -- remaining notes the units that the upstream has left, by the answer to a call granted at r.at. It ignores
-  -- an answer to an earlier call than the last one; of one time, whose answers may cross, the least counts. For
-  -- the first answer the log of a window, if it has one, shows which calls are under way.
+  -- an answer to an earlier call than the last one. Answers to calls of the same time may cross: the least counts.
+  -- For the first answer the log of a window, if it has one, shows which calls are under way.
   local function remaining(scope, now, r)
     local left, at, cost, log = r.left, r.at > 0 and r.at or now, 0, ''
     for _, i in ipairs(scope.spec.windows) do
       local window = scope.call.windows[i]
       if window.unit == left.unit then
         cost = r.costs[i]
-        if window.algorithm.grants then log = window.algorithm.grants(scope.states[i], at) end
+        local grants = window.algorithm.grants and window.algorithm.grants(scope.states[i], at) or ''
+        if #grants > #log then log = grants end
       end
     end
     local before, resets = state_of(scope, LEFT .. left.unit, now), now + left.reset

@@ -8,7 +8,7 @@
 --                                     of the first such correction
 --
 -- Added units are given back as if all had been added at the time of the first correction. So units of a later
--- one may count until they expire, but the units of others are never given back.
+-- correction may count until they expire, but units of other reservations are never given back.
 --
 -- new_verbs(call) returns the verbs by their names. verb(op) returns one of them.
 -- replace(r, list, now) gives back the grant that a reserve replaces.
@@ -128,7 +128,7 @@ local function new_verbs(call)
 
   -- correct changes the units that windows count for a reservation. It returns by how many they become fewer.
   local function correct(r, list, now, fate, changes)
-    -- The fate is kept as if no unit was given back, for a caller who does not know that.
+    -- The fate is kept as if no unit was given back, as the caller may not know that some were.
     local time, given, added = counted_until(list, now, r.costs, changes), 0, fate.added
     each(list, function(scope, i, algorithm)
       scopes.touch(scope, now)

@@ -3,9 +3,9 @@
 -- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 archived (sorted set)  4 pending (list)
 --       5 the firing (hash)  6 fates of its tasks (batch_count.lua)
 -- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 now (s)
---       4 aside: set waiting tasks aside; release: forward makes waiting tasks join their lines, also
---         tasks that were set aside; delete: waiting tasks, and count them; retry: archived tasks, with all
---         their retries. Then the indexes
+--       4 aside: sets waiting tasks aside; release: has forward make waiting tasks join their lines, also
+--         tasks that were set aside; delete: deletes waiting tasks, and counts them; retry: makes archived tasks
+--         wait, with all their retries. Then the indexes
 -- reply per task 1 moved, 0 left alone
 --
 -- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor

@@ -8,7 +8,7 @@
 --       4 key of this call, then the lines that this server watches
 -- reply 1 if the queue is paused, the lines that nobody watched, and the messages, in order
 --
--- A score is a time of Redis (ms). Its fraction counts how often a server was told since one watched the line. After
+-- A score is a time of Redis (ms). Its fraction counts how often servers were told since a watch began last. After
 -- MOST times, more than 5 s, the line leaves the list: by then others have put back what a dead server took.
 
 local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers with a free slot call this every 1.25 s, or sooner

@@ -1,7 +1,7 @@
 -- functions.lua: functions of the scripts. They are put in front of each script that may need them.
 
--- keep_lock makes a unique task's lock last for at least so many seconds more, even if it had expired; with
--- `exactly`, no longer either. It does nothing without a lock or seconds, or if another task has the lock.
+-- keep_lock makes a unique task's lock last for at least so many seconds from now, even if it had expired; with
+-- `exactly`, for just as many. It does nothing without a lock or seconds, or if another task has the lock.
 local function keep_lock(lock, id, seconds, exactly)
   seconds = lock and seconds and math.max(1, tonumber(seconds))
   if seconds and not redis.call('SET', lock, id, 'NX', 'EX', seconds) and redis.call('GET', lock) == id
@@ -10,8 +10,8 @@ local function keep_lock(lock, id, seconds, exactly)
   end
 end
 
--- keep_waiting keeps a unique task's lock while the task waits, for `wait` seconds, and then for `seconds`, as it
--- was to last. If asynq's client stored the task, `seconds` are the seconds that are left at the first wait.
+-- keep_waiting keeps a unique task's lock for `wait` seconds, while the task waits, and then for `seconds`, the time
+-- that it was to last. If asynq's client stored the task, `seconds` are what is left of that time at the first wait.
 local function keep_waiting(key, lock, id, seconds, wait)
   if lock and not seconds and redis.call('GET', lock) == id then
     seconds = redis.call('TTL', lock)

@@ -1,5 +1,5 @@
--- nudge.lua: wakes one idle server for each of these lines, to ask it. Until a server does so, the line
--- counts as unwatched.
+-- nudge.lua: for each of these lines, wakes an idle server that is to ask the line. Until a server does so, the
+-- line counts as unwatched.
 --
 -- KEYS  1 names of lines to ask (list), on which idle servers wait  2 lines (dequeue.lua)
 -- ARGV  names of lines

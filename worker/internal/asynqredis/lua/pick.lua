@@ -7,8 +7,8 @@
 -- reply per task its message, 1 if the queue is paused, or 2 for anything else: it is active, pending or
 --       gone, has ended or failed, its firing is stopped, or it waits for something else
 --
--- A call that is repeated after its reply was lost also answers with what it picked before. A task
--- that another call made active is marked: put back, it joins again, as its ticket has left the line (restore.lua).
+-- A call that is repeated after its reply was lost also answers with what it picked before. A task that another call
+-- made active is marked, so that it joins again if it is put back (restore.lua), as its ticket has left the line.
 
 local prefix, call = ARGV[1], ARGV[3]
 local paused = redis.call('EXISTS', KEYS[4]) == 1

@@ -1,11 +1,11 @@
--- restore.lua: puts back an active task that goes on waiting: it has no slot, or it or a call of it was denied or
--- refused. Nothing is counted: no retry, and no task as processed or failed.
+-- restore.lua: puts back an active task that goes on waiting: no slot was free, or the task, or a call that it made,
+-- was denied or refused. Nothing is counted: no retry, and no task as processed or failed.
 --
 -- KEYS  1 active (list)  2 lease (sorted set)  3 scheduled (sorted set)  4 pending (list)
 --       5 lines (dequeue.lua)  6 the task
 -- ARGV  1 its ID  2 key of the call that made it active
 --       3 score (s): when forward finds it; "" for pending  4 now (s)
---       5 mark of its join; "front" if it is to join then; "" if it waits in no line; "keep" to keep its own
+--       5 mark of its join; "front" if it then joins in front; "" if it waits in no line; "keep" to keep its own
 --       6 line in which it waits, or ""  7 message: the task as asynq stores it, or "" to keep its own
 -- reply 1, 2 if it is due now, as its ticket has left the line, or 0 if it is not active by that call
 --

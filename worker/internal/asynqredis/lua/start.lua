@@ -1,4 +1,4 @@
--- start.lua: returns whether a task is active by a call, and may note that it may have started.
+-- start.lua: returns whether a task is active by a call. It can also note then that the task is about to start.
 --
 -- KEYS  1 the task
 -- ARGV  1 key of the call that made it active  2 whether to note it: 1 or 0

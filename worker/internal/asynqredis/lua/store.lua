@@ -6,7 +6,7 @@
 -- ARGV  1 prefix of the task keys  2 score (s): when forward finds what is still there
 --       3 now (s)  4 line that they join, then five per task: ID, message,
 --       mark (join key, "." and a key of this store), and of a unique task lock and seconds, or "" and 0
--- reply per task: 1 stored, 0 the ID is taken, -1 the lock is taken
+-- reply per task: 1 stored, 0 the ID is taken or the firing takes no more tasks, -1 the lock is taken
 --
 -- The ID of a task of a firing ends in its index. The ID stays taken for ever: else a delayed
 -- scheduler could store the task again after it has run, or was rejected, or after the firing was cancelled.

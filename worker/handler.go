@@ -116,6 +116,7 @@ func (s *Server) noteRefused(
 	now := time.Now()
 	message, since := a.Message.WithRefusal(now)
 	if limit := p.MaxRefusedWait; limit > 0 && now.Add(retryIn).Sub(since) > limit {
+		a.outcome.Store(nil)
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
 	}
 	// A task waits at least DefaultPause, as after a refusal for an unknown time.

@@ -40,7 +40,7 @@ func WithCaller(ctx context.Context, c *Caller) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }
 
-// CallerFrom returns the caller that a context carries. It is never nil: without one it is a new one.
+// CallerFrom returns the caller that a context carries. It is never nil: if the context has none, it is new.
 func CallerFrom(ctx context.Context) *Caller {
 	if c, _ := ctx.Value(callerKey{}).(*Caller); c != nil {
 		return c

@@ -43,7 +43,7 @@ func (c *claims) add(id string, r Request) (taken <-chan TakenTicket) {
 	return w.taken
 }
 
-// remove ends a call's wait. A ticket that it has not read is given back.
+// remove ends a call's wait. A ticket that the call has not read is given back.
 func (c *claims) remove(id string, taken <-chan TakenTicket) {
 	c.mu.Lock()
 	c.end(id)
@@ -74,8 +74,7 @@ func (c *claims) joined(fitsIn time.Duration, leases bool) {
 	c.takeIn(fitsIn)
 }
 
-// takeIn has the next take come after d at the latest, if a claim is in line. Whoever gives capacity back calls it
-// with 0.
+// takeIn makes the next take come within d, if a claim is in line. Whoever gives capacity back calls it with 0.
 func (c *claims) takeIn(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,7 +110,7 @@ func (c *claims) take() {
 		c.end(t.ID)
 	}
 	lost := err != nil || taken.Next < 0 || time.Since(due) > takenTooLate
-	if lost { // perhaps: a claim that is in line keeps its place
+	if lost { // or not: a claim that is still in line keeps its position
 		for id := range c.waiting {
 			c.end(id)
 		}

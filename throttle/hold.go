@@ -47,7 +47,7 @@ func (l *Limiter) holdsFrom(policy string, caller *Caller) (found bool) {
 }
 
 // keepRenewing renews three times a lease, until ctx ends. If renewals fail, it ends the work shortly before the
-// lease runs out, and goes on trying. A renewal that is refused, because others have the room, ends both.
+// lease runs out, and goes on trying. A renewal that is refused, as others have the room, ends the work.
 func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Duration) {
 	// A timer ends the work in time, as a renewal may wait for Redis for longer than the lease lasts.
 	expiry := time.AfterFunc(lease-lease/10, func() { h.cancel(ErrLeaseLost) })

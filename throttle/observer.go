@@ -10,7 +10,7 @@ import (
 // it, so several calls may run at once. It must return quickly, and must not call the limiter. A panic is
 // recovered, and logged with its stack: at most once a minute for each type of event. These are the events:
 //
-//   - Call: a script in Redis was called, or package worker looked for tasks in asynq's Redis.
+//   - Call: a script in Redis was called, or package worker called asynq's Redis to pick or start tasks.
 //   - Correction: a reservation was settled to another cost, or cancelled; or a taken ticket was given back.
 //   - Decision: a request was granted or denied, but not a grant from the line, or one that replaces
 //     another (Line.ReserveAgain).
@@ -19,11 +19,11 @@ import (
 //   - Place: Line.Join has answered for a ticket.
 //   - Publication: package control has read a version of the published policies.
 //   - Refusal: Reservation.Pause has reported that an upstream refused a call.
-//   - Start: work begins, in a Limiter.Wait that may wait or when package worker calls a task's handler.
+//   - Start: work begins, of a Limiter.Wait with a MaxWait of 0 or more, or as package worker calls a task's handler.
 //   - TakenTicket: a ticket left a policy's line with its capacity. It may be put back.
 type Observer func(event any)
 
-// A Call is one call of a script in Redis, or of package worker to look for tasks in asynq's Redis.
+// A Call is one call of a script in Redis, or of package worker on asynq's Redis to pick or start tasks.
 type Call struct {
 	Err    error         // nil, the context's, or of ErrUnavailable, ErrState, ErrClock or ErrReply; or go-redis's
 	N      int           // requests that it decided, or tickets that it took
@@ -49,7 +49,7 @@ type Publication struct {
 // A Start is work that begins, because it was granted.
 type Start struct {
 	// Late is the time from when the work first fitted until it begins, with the wait for a free slot. It is below 0
-	// if unknown. Of the tickets of one take it is known for the first.
+	// if unknown. Of the tickets of one take it is known only for the first.
 	Late time.Duration
 
 	Policy string

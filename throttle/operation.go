@@ -27,7 +27,7 @@ type operation struct {
 }
 
 // newOperation prepares a request. A request without a Policy is about what all tenants share, or about a grant by
-// scopes that the policy had before: it may lack values of scopes. Errors are *RequestError.
+// scopes that the policy had before: such a request may lack values of scopes. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	ofTenant := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.counting}
@@ -56,7 +56,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 	switch {
 	case !o.free || t.pause != nil: // operators' pauses delay all tenants
 		o.verb = script.Reserve
-	case t.Exempt || o.neverFits() >= 0: // it has no time at which it fits
+	case t.Exempt || o.neverFits() >= 0: // exempt, or so costly that it never fits: nothing to observe
 		o.verb = script.Exempt
 	default:
 		o.verb = script.Observe
@@ -157,7 +157,7 @@ func (cp *compiledPolicy) costsText(r Request) string {
 
 // requestOf returns the request of a ticket, as far as its flow and costs contain it.
 func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
-	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}} // it would be 1 by default
+	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}} // Requests would be 1 by default
 	queue, batch, mark, values := script.ParseFlow(flow)
 	r.Ticket.Queue = queue
 	if batch {
@@ -227,7 +227,7 @@ func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	return ask
 }
 
-// joinRequest returns the request that joins. It is zero if the request is never denied.
+// joinRequest returns what is sent to join: zero if the operation is never denied.
 func (o *operation) joinRequest() (ask script.Request, err error) {
 	switch {
 	case o.request.Ticket == (Ticket{}):
@@ -328,7 +328,8 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 // binds returns Decision.Binds of a denial, or of a taken ticket.
 func (o *operation) binds(a script.Answer, d Decision) string {
 	p, starts := d.Pause, d.At.Add(d.RetryIn)
-	// A pause by hand still binds if the wait after it is no longer than the pause: windows free up meanwhile.
+	// A pause by hand still binds if the wait after it is no longer than the pause: by its end windows that seem full
+	// have room.
 	paused := p != nil && (!starts.After(p.Until) || p.ByHand && starts.Sub(p.Until) <= p.Until.Sub(d.At))
 	switch {
 	case d.RetryIn <= 0:

@@ -14,7 +14,7 @@ import (
 
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's name and
 // its own name, algorithm and scope stay. The line of a removed policy can be taken from until it is empty, and its
-// reservations can be corrected and released. `removed` names policies that only other programs had; one that is in
+// reservations can be corrected and released. `removed` are policies that only other programs had; one that is in
 // force again is ignored. An error holds a *PolicyError for each invalid value of a policy. Then nothing changes.
 func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	l.setting.Lock()
@@ -84,8 +84,8 @@ func (l *Limiter) Policies() (all []Policy) {
 	return all
 }
 
-// Match returns the policy whose Policy.Match matches a task type, or false. For work that waits or waited in
-// line it may have been removed. Like Lookup it is cheap, and leaves out Match, Tenants and Windows.
+// Match returns the policy whose Policy.Match matches a task type, or false. For work that waits or waited in line
+// that policy may have been removed. Like Lookup, this is cheap, and its result lacks Match, Tenants and Windows.
 func (l *Limiter) Match(taskType string, waited bool) (Policy, bool) {
 	for cp := range l.policies.Load().live {
 		if (waited || !cp.removed.Load()) && cp.Matches(taskType) {
@@ -139,8 +139,8 @@ func (l *Limiter) policyOfLine(line string, orRemoved bool) (*compiledPolicy, er
 	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(line))
 }
 
-// LineOf returns the name of the line in which tickets of a tenant wait for a policy. It is the
-// policy's, unless that has shards. Tickets that joined before these changed wait in other lines.
+// LineOf returns the name of the line in which tickets of a tenant wait for a policy. It is the policy's, unless that
+// has shards. Tickets that joined before the shards changed wait in other lines.
 func (l *Limiter) LineOf(policy, tenant string) string {
 	if shards := l.policies.Load().byName[policy]; shards != nil {
 		return shards[0].lineOf(tenant)

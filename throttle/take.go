@@ -60,7 +60,7 @@ type TakenTicket struct {
 // returns the tickets of this one. Concurrent Takes of one line go one after the other.
 //
 // Take serves removed policies, too. Errors are ErrUnknownPolicy, ErrUnavailable, ErrReply and the context's. Methods
-// with Take's errors may also return ErrState and ErrClock: Take itself leaves tickets with such an error in line.
+// whose errors "are Take's" may also return ErrState and ErrClock: Take leaves such tickets in line.
 func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if len(o.Queues) == 0 {
 		return Taken{At: time.Now(), Next: -1}, nil

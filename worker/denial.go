@@ -32,7 +32,7 @@ import (
 // unavailableFor delays a task if the limiter cannot decide. Then, at asynq's next whole second, it joins its line.
 const unavailableFor = time.Second
 
-// cleanUpTimeout bounds checks, and calls that must be made even if the caller's context has ended.
+// cleanUpTimeout bounds both checks and calls that must be made even if the caller's context has ended.
 const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
@@ -80,7 +80,7 @@ func (s *Server) restoreOptions(
 func (s *Server) lineOf(r throttle.Request) string { return s.limiter.LineOf(r.Policy, r.Tenant) }
 
 // noteUndecided logs that the limiter did not answer, or asynq's Redis, which is asked for its identity first. It
-// returns the decision by which the task waits: it fails closed. The task may have joined the line all the same.
+// returns the decision by which the task waits. The task may have joined the line all the same.
 func (s *Server) noteUndecided(r throttle.Request, cause error) throttle.Decision {
 	s.limiterLog.Failed(cause, "policy", r.Policy, "fails_open", false)
 	d := undecidedDecision(r)

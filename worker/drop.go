@@ -19,7 +19,7 @@ const (
 	// sweepMost is about the number of tickets that a sweep looks at. Servers drop the others when they take them.
 	sweepMost = 10_000
 
-	// sweepTimeout is when a sweep begins no further page. The page under way takes up to 5 s more.
+	// sweepTimeout is after how long a sweep begins no further page. The page under way takes up to 5 s more.
 	sweepTimeout = 2 * time.Second
 )
 
@@ -33,8 +33,8 @@ type DropOptions struct {
 }
 
 // Drop removes the tasks of a tenant from a policy's line, and archives or deletes them. It returns their number, or
-// less if a reply of asynq's Redis was lost. Tasks that run, wait for their ProcessAt, joined by other scopes than the
-// policy has now, or come meanwhile stay. asynq's counters of failures and retries do not change.
+// less if a reply of asynq's Redis was lost. These stay: tasks that run, wait for their ProcessAt, come meanwhile, or
+// joined by scopes that the policy no longer has. asynq's counters of failures and retries do not change.
 //
 // It works page by page. If it fails, or ctx ends, the other tasks still wait, and it can be called again. Every task
 // that has left the line is dropped. The limiter needs the policy. Errors are throttle.ErrUnknownPolicy,
@@ -53,8 +53,8 @@ func (c *Client) Drop(ctx context.Context, o DropOptions) (int, error) {
 
 var errSweptEnough = errors.New("worker: a sweep has seen enough tickets")
 
-// sweep removes tickets of deleted tasks from a line, as a task was refused because of those that wait. It reports
-// whether the line may be shorter than at refusedAt.
+// sweep removes tickets of deleted tasks from a line, after a task was refused because too many tickets wait. It
+// reports whether the line may be shorter than at refusedAt.
 func (l *link) sweep(ctx context.Context, line string, refusedAt time.Time) bool {
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()

@@ -25,7 +25,7 @@ type gatherer struct {
 }
 
 const (
-	// gatherFor is how long a commit waits for another caller of the previous one.
+	// gatherFor is how long the next commit waits for one more caller of the last one to come again.
 	gatherFor = 50 * time.Microsecond
 
 	// maxYields bounds that wait where time stands still, as under testing/synctest.

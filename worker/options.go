@@ -17,7 +17,7 @@ func (option) Value() any             { return nil }
 // MaxWait is an option of the calls by which a Client enqueues. If the task may have to wait longer than d
 // before it starts, it is refused with a *throttle.DeniedError, and not enqueued. 0 is no limit.
 // If d is below 0 a task is refused unless it fits at once. While the limiter's Redis does not answer,
-// nothing is refused. If a policy matches, it is an error with earliest_reset, ProcessAt, ProcessIn or Group.
+// nothing is refused. A task that a policy matches cannot have it with earliest_reset, ProcessAt, ProcessIn or Group.
 func MaxWait(d time.Duration) asynq.Option {
 	if d < 0 {
 		d = 1 // ns: 0 is no limit, and below 0 Join would refuse even a task that fits now
@@ -27,8 +27,8 @@ func MaxWait(d time.Duration) asynq.Option {
 
 // Backlog is an option of the calls by which a Client enqueues. If n tasks of the same tenant, attributes
 // and queue are already in line, the task is refused with a *throttle.DeniedError, and not
-// enqueued. 0 is no limit. While the limiter's Redis does not answer, nothing is refused. If a
-// policy matches, it is an error with earliest_reset, ProcessAt, ProcessIn or Group.
+// enqueued. 0 is no limit. While the limiter's Redis does not answer, nothing is refused. A task
+// that a policy matches cannot have it with earliest_reset, ProcessAt, ProcessIn or Group.
 func Backlog(n int) asynq.Option { return option(func(e *enqueueTask) { e.request.Backlog = n }) }
 
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is expected to

@@ -86,8 +86,8 @@ func (c *ControlCommand) change(name, usage, args string, do action, flags ...cl
 	}
 }
 
-// intervention returns a command that intervenes in a policy, or for one tenant of it. The text of its outcome has no
-// subject: their name is put before it.
+// intervention returns a command that intervenes in a policy, or for one tenant of it. The text of do's outcome lacks
+// its subject: the name of the tenant or policy is put first.
 func (c *ControlCommand) intervention(name, usage, args string, do action, flags ...cli.Flag) *cli.Command {
 	return c.change(name, usage, args, func(ctx context.Context, f *fleet) (outcome, error) {
 		if err := c.readTarget(ctx, f); err != nil {

@@ -48,8 +48,8 @@ type fleet struct {
 	store   *control.Store
 }
 
-// connect connects to the Redis, and makes a limiter with the policies of --policies, or the policies in force. It has
-// none if none are published: then programs have their own.
+// connect connects to the Redis, and makes a limiter with the policies of --policies, or the policies in force. The
+// limiter has none if none are published: then programs have their own.
 func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 	f = &fleet{}
 	if c.Policies != "" {

@@ -50,9 +50,9 @@ type Follower struct {
 // Follow keeps the limiter of a Store up to date with it, from now until Close. It reads the Store
 // once before it returns. Until published policies have been read, the limiter has its own.
 //
-// Every change is in force within a second. The limiter's Observer is told of each version, without KeepPolicies.
-// Policies that cannot be used are logged, and the earlier ones stay in force. They also stay if Redis
-// forgets what was published.
+// Every change is in force within a second. The limiter's Observer is told of each version, unless KeepPolicies is
+// set. Policies that cannot be used are logged, and the earlier ones stay in force. They also stay if Redis forgets
+// what was published.
 func (s *Store) Follow(ctx context.Context, c FollowConfig) *Follower {
 	f := &Follower{config: c, store: s, logger: s.limiter.Config().Logger, ownPolicies: s.limiter.Policies()}
 	f.look(ctx)

@@ -56,7 +56,7 @@ func (s *State) add(field, value string) error {
 // replaces the tenant's earlier one. Its By, Until and Why are ignored. It must fit the published policies.
 // Without a tenant it changes windows of a published policy, shared ones too, for all without an own limit.
 //
-// Errors are a *throttle.PolicyError, an InputError, one of MaxInForce, or wrap an error of Redis.
+// Errors are a *throttle.PolicyError, an InputError, an error that names MaxInForce, or wrap an error of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, author Author) error {
 	state, err := s.stateBefore(ctx, o.Policy, o.Tenant, ttl, author)
 	if err != nil {
@@ -118,7 +118,7 @@ func (s State) Front(policy, tenant string, ttl time.Duration) (throttle.TenantO
 		}
 	}
 	if o.Weight != MaxWeight && o.Until.Sub(s.At) > ttl {
-		return o, invalid("tenant %q of %s has an override by %q until %s UTC: clear it, or let it go first for as long",
+		return o, invalid("tenant %q of %s has an override by %q until %s UTC: clear that, or let the tenant go first for as long",
 			quote.Short(tenant), policy, quote.Short(o.By), o.Until.Format(time.DateTime))
 	}
 	o.Weight = MaxWeight

@@ -38,7 +38,7 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 		return retryIn, true
 	case http.StatusServiceUnavailable:
 		return retryIn, timed
-	case http.StatusForbidden: // which GitHub means as 429, too
+	case http.StatusForbidden: // which GitHub uses like 429, too
 		return retryIn, timed || exhausted
 	}
 	return 0, false

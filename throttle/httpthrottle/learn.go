@@ -20,9 +20,8 @@ type learner struct {
 	reported map[string]excess // by policy, unit and scopes
 }
 
-// An excess is how many more units our windows could grant than the upstream, when that was reported.
-// Redis subtracts what we grant from the reported units, so an excess that stays the same is not
-// reported again.
+// An excess is how many more units our windows could grant than the upstream, when the latter was reported. Redis
+// subtracts what we grant from the reported units, so an excess that stays the same is not reported again.
 type excess struct {
 	units int64
 	until time.Time // when the upstream resets

@@ -14,8 +14,8 @@ const (
 	maxHeads     = 10_000           // after which all are forgotten
 )
 
-// Heads find tenants that starve in a queue: others are granted, and they are not. They remember the oldest
-// ticket of each, of states that are noted again and again. The zero value is ready. It is safe for concurrent use.
+// Heads find tenants that starve in a queue, where others get grants. They remember the oldest ticket of each tenant,
+// of states that are noted again and again. The zero value is ready. Heads are safe for concurrent use.
 type Heads struct {
 	mu  sync.Mutex
 	all map[[2]string]State // when its oldest ticket or its tag last changed, by policy and flow

@@ -1,6 +1,6 @@
 // Package inspect shows how the lines of a throttle.Limiter stand: who waits, since when, why and until when, and
-// what would be if limits were others. A line is read by several commands: what changes meanwhile may show twice. It
-// changes no position and no count, but it may remove claims of ended processes.
+// what would be with other limits. A line is read by several commands: what changes meanwhile may show twice. The
+// package changes no position and no count, but it may remove claims of ended processes.
 package inspect
 
 import (
@@ -70,7 +70,7 @@ func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 	})
 }
 
-// lines returns the names of the lines of a policy, also of one that was removed while somebody waits.
+// lines returns the names of the lines of a policy, also of a removed one, while somebody waits for it.
 func (i Inspector) lines(policy string) ([]string, error) {
 	other := func(line string) bool { return throttle.PolicyOf(line) != policy }
 	lines := slices.DeleteFunc(i.limiter.Lines(), other)

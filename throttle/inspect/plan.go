@@ -27,9 +27,9 @@ type Demand struct {
 // PlanOptions are the options of Plan.
 type PlanOptions struct {
 	By     time.Time        // requests are late that end after it; by default none is
-	Limits map[string]int64 // replace some of Snapshot.Limits; others of the same name change by as much
+	Limits map[string]int64 // replace some of Snapshot.Limits; limits of other windows of that name change by as much
 
-	// Open returns the earliest time, from the given one on, at which demands may start. By default any may.
+	// Open returns the earliest time, from the given one on, at which demands may start. The default is any time.
 	Open func(from time.Time) time.Time
 }
 
@@ -45,8 +45,8 @@ type Plan struct {
 	Finish            // of all demands together
 	Tenants []Finish  `json:"tenants"` // the tenant with most requests first
 
-	// Unknown are windows, and throttle.BySlots, that are not counted, as nobody knows how long requests
-	// hold them, or how many there are: it may take longer.
+	// Unknown are windows, and throttle.BySlots, that are not counted, as nobody knows how long requests hold them,
+	// or how many slots there are: demands may take longer.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
@@ -90,9 +90,9 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 }
 
 // Simulate returns two forecasts of when all that waits for a policy is done: by the policy in force, and by a
-// variant of it, such as with another limit or weight. Both begin with what the windows have counted that have the
-// same name, algorithm and scope. What operators have put in force holds in both, but in the variant
-// `overrides` replace their tenants' overrides; their Until is ignored. For what it leaves out see Plan.
+// variant of it, such as with another limit or weight. Both begin with what windows of the same name, algorithm and
+// scope have counted. What operators have put in force holds in both, but in the variant `overrides` replace their
+// tenants' overrides; their Until is ignored. For what it leaves out see Plan.
 //
 // It reads all tenants that wait in pages, with what their windows have counted. An error may be a
 // *throttle.PolicyError of the variant, or a *throttle.RequestError of a ticket that joined by other scopes.

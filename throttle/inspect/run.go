@@ -80,7 +80,7 @@ func (l *simLine) startOne(t int64) int64 {
 	return t
 }
 
-// wait has a flow wait for room for its next tickets in its own windows, or for a time; or else on its side.
+// wait lets a flow wait until its own windows have room for its next tickets and its time has come; then on its side.
 func (f *simFlow) wait(t int64) {
 	l, s := f.line, f.side
 	at, name := f.fits(t, ownLevel)
@@ -113,7 +113,7 @@ func (f *simFlow) leave() {
 }
 
 // fits returns when the next tickets of a flow have room at a level, and the window that has room last: the others
-// keep theirs while the flow waits. Pauses, and the time from which on demands may start, have no name.
+// have room by then, and keep it. Pauses, and the time from which on demands may start, have no name.
 func (f *simFlow) fits(t int64, level int) (at int64, name string) {
 	at = t
 	if open := f.line.sim.Open; level == ownLevel && open != nil && f.tickets[0].finish > 0 {
@@ -123,7 +123,7 @@ func (f *simFlow) fits(t int64, level int) (at int64, name string) {
 		if w.level != level {
 			continue
 		}
-		cost := min(f.tickets[0].cost(i), w.limit) // what costs more delays others no longer than that
+		cost := min(f.tickets[0].cost(i), w.limit) // more than the limit never fits: it delays others as the limit does
 		fits := w.Fits(t, cost)
 		switch {
 		case f.side.batch && cost > 0:

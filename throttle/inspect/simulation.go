@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A simulation is a run of a snapshot, which knows nothing of Redis. Times are microseconds since 1970.
+// A simulation runs a snapshot, without calls to Redis. Times are microseconds since 1970.
 type simulation struct {
 	*Snapshot
 	PlanOptions
@@ -21,7 +21,7 @@ type simulation struct {
 	unknown  map[string]bool      // Plan.Unknown
 }
 
-// simulation returns one that begins.
+// simulation returns a new simulation, at its start.
 func (s *Snapshot) simulation(o PlanOptions) *simulation {
 	sim := &simulation{
 		Snapshot: s, PlanOptions: o, finishes: slices.Clone(s.finishes), slots: map[string][]*window{}, unknown: map[string]bool{},
@@ -82,7 +82,7 @@ type window struct {
 	Left, Resets int64 // units that the upstream has left, until they reset; 0 and 0 if it has not said so
 }
 
-// Fits heeds the upstream as fits_at in internal/script/lua/upstream.lua does.
+// Fits heeds the upstream's pause and remaining units as fits_at in internal/script/lua/upstream.lua does.
 func (w *window) Fits(t, cost int64) int64 {
 	if t = max(t, w.Ends); cost == 0 {
 		return t
@@ -109,8 +109,8 @@ type simLine struct {
 	waited map[string]int64 // us that all waited there until `now`, by what they waited for
 }
 
-// A side is the flows of one class in one queue that have room in their own windows. Sides share the root by tags,
-// as in internal/script/lua/line_order.lua, but of ends, not starts; tenants share a side as in line_fair.lua.
+// A side is the flows of one class in one queue that have room in their own windows. Sides share the root as in
+// internal/script/lua/line_order.lua, but by ends of turns, not starts; tenants share a side as in line_fair.lua.
 type side struct {
 	flows []*simFlow
 	batch bool
@@ -131,7 +131,7 @@ type simFlow struct {
 
 	tickets []tickets
 	key     float64          // until when it waits; on its side the tag by which it stands there
-	waited  map[string]int64 // us, by what it waited for; on its side minus simLine.waited when it came: see wait, leave
+	waited  map[string]int64 // us, by cause; while on its side, less simLine.waited as of its arrival: see wait, leave
 }
 
 // flow returns the flow of a standing.

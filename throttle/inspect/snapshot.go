@@ -38,7 +38,7 @@ type backlog struct {
 	tickets []tickets         // in the order in which they wait
 }
 
-// Tickets are equal ones of one flow.
+// Tickets are equal tickets of one flow.
 type tickets struct {
 	*throttle.Standing
 	finish int   // its index in Snapshot.finishes; 0 if they are no demand
@@ -110,8 +110,8 @@ func (s *Snapshot) finishOf(tenant string) int {
 	return s.byTenant[tenant]
 }
 
-// read reads a line, and adds what waits there, as demands if `demand` is set, and b.demands. What is taken while it
-// reads counts twice. A backlog with values was read before, and stands as it did then.
+// read reads a line, and adds b.demands and what else waits there, the latter as demands if `demand` is set. What is
+// taken while it reads counts twice. A backlog with values was read before, and stands as it did then.
 func (s *Snapshot) read(ctx context.Context, b *backlog, demand bool) (err error) {
 	if b.values == nil {
 		b.values = map[string]string{}

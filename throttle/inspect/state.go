@@ -58,8 +58,8 @@ type State struct {
 	Weight     float64           `json:"weight,omitempty"`     // by which the line counts it
 	Share      float64           `json:"share,omitempty"`      // of its weight in all weights of the queue: 0 to 1
 
-	// Of a ticket: its position among the Waiting, from 1; its cost by unit; and when it began to wait, even if it
-	// ran since. Of a tenant only Cost: the average of its tickets.
+	// Of a ticket: its position among the Waiting, from 1; its cost by unit; and when it began to wait, even if its
+	// task ran since. Of a tenant only Cost: the average of its tickets.
 	Position int64            `json:"position,omitempty"`
 	Cost     map[string]int64 `json:"cost,omitempty"`
 	Since    time.Time        `json:"since,omitzero"`
@@ -68,8 +68,8 @@ type State struct {
 	// the time of its turn there.
 	Windows []throttle.WindowState `json:"windows"`
 
-	// Binds is what delays the ticket for longest, or a tenant's last one, as throttle.Place.Binds. Expected
-	// is when that is expected to start, and Latest the upper bound of it: zero where none is known.
+	// Binds is what delays the ticket for longest, or a tenant's last one, as throttle.Place.Binds. Expected is when
+	// that ticket is expected to start, and Latest the upper bound of it: zero where none is known.
 	Binds    string    `json:"binds,omitempty"`
 	Expected time.Time `json:"expected,omitzero"`
 	Latest   time.Time `json:"latest,omitzero"`
@@ -78,15 +78,15 @@ type State struct {
 	Adapted   *throttle.Adapted   `json:"adapted,omitempty"`    // the rate, if it is not the published one
 	Remaining *throttle.Remaining `json:"remaining,omitempty"`  // what the upstream has left, if it says so
 	Observes  bool                `json:"observes,omitempty"`   // the policy only observes: nothing is delayed
-	Removed   bool                `json:"removed,omitempty"`    // the policy was: its last windows apply
+	Removed   bool                `json:"removed,omitempty"`    // the policy is out of force: its last windows apply
 	PerSecond float64             `json:"per_second,omitempty"` // requests, lately; 0 if unknown
 
 	flow flow
 }
 
-// State returns how a policy stands, with a page of the tenants that wait, sorted by tickets, most first. One that
-// waits in several queues comes once for each. A page costs a few commands, and a call of a script for each 64 of
-// these, or fewer if there are many windows. Only for a Query.Tenant, if windows also count by other attributes, it reads all.
+// State returns how a policy stands, with a page of the tenants that wait: in it, most tickets first. A tenant of
+// several queues comes once for each. A page costs a few commands, and a call of a script for each 64 of these, or
+// fewer if there are many windows. For a Query.Tenant it reads all if windows count by other attributes, too.
 //
 // Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.
 // A removed policy has a state while somebody waits for it.

@@ -18,7 +18,7 @@ import (
 // A Batch describes which tasks are enqueued, and when.
 type Batch struct {
 	// Duration is how long a task takes, for plans, until a firing has measured it. The default, 0, is unknown.
-	// Without a measured or a given one, plans count a Timeout among the Options.
+	// Without a measured or a given one, plans go by the Timeout in Options, if there is one.
 	Duration time.Duration
 
 	// Ended is the type of a task that is enqueued, into the batch's queue, each time a firing ends or OnFailed

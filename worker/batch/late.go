@@ -32,7 +32,7 @@ func (b *compiled) deadline(tick time.Time) time.Time {
 	return b.finishBy(b, tick)
 }
 
-// planOptions returns the options that plan a firing whose tasks start at from or later.
+// planOptions returns the options that plan a firing whose tasks start at `from` or later.
 func (b *compiled) planOptions(tick, from time.Time) inspect.PlanOptions {
 	open := func(t time.Time) time.Time { return t }
 	if b.hours != nil {

@@ -44,7 +44,7 @@ type Plan struct {
 	Tenants []TenantPlan `json:"tenants"`
 }
 
-// A Change is the smallest change of a limit that must rise.
+// A Change is the least by which a limit must rise.
 type Change struct {
 	Window string `json:"window"` // or throttle.BySlots
 	From   int64  `json:"from"`   // the limit in force or of PlanOptions.Limits, by which tasks are overdue
@@ -126,7 +126,7 @@ type taskKind struct {
 	Units      map[string]int64  `json:"units"`  // of all together
 }
 
-// plan counts the tasks of a firing, and forecasts them if it begins at from.
+// plan counts the tasks of a firing, and forecasts them if it begins at `from`.
 func (s *Scheduler) plan(
 	ctx context.Context, b *compiled, f Firing, from time.Time, limits map[string]int64,
 ) (*firingPlan, error) {
@@ -328,7 +328,7 @@ func changes(ctx context.Context, snapshot *inspect.Snapshot, o inspect.PlanOpti
 	if late() { // no limit helps
 		return nil, err
 	}
-	// Each in turn is lowered to what it takes.
+	// Each limit in turn is lowered to the least that still helps.
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		limit := limits[name]
 		if o.Limits[name] = limit; !late() {

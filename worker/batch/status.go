@@ -59,10 +59,10 @@ type Status struct {
 	BegunAt time.Time `json:"begun_at,omitzero"`
 	EndedAt time.Time `json:"ended_at,omitzero"`
 
-	// Planned is when the last task was expected to end when the firing began. Finish is when it is expected
-	// to end now: a scheduler that runs keeps it true. It is zero if that is unknown, for instance after
-	// Pause or Cancel. Binds is what the last task waits for the longest: a window, or throttle.BySlots;
-	// empty if it waits for nothing. Plan.Unknown lists what these do not count.
+	// Planned is when the last task was expected to end when the firing began. Finish is when it is expected to end
+	// now: a scheduler that runs keeps it true. It is zero if that is unknown, for instance after Pause or Cancel.
+	// Binds is what the last task waits for the longest: a window, or throttle.BySlots; empty if it waits for
+	// nothing. Plan.Unknown lists what Planned and Finish do not count.
 	Planned time.Time `json:"planned,omitzero" redis:"planned"`
 	Finish  time.Time `json:"finish,omitzero" redis:"expected"`
 	Binds   string    `json:"binds,omitempty" redis:"binds"`

@@ -30,14 +30,14 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess is whether units above the limit vanish when they expire. Then observing policies count by GCRA.
+	// ForgetsExcess is whether units above the limit delay nothing once they expire. Then Observe counts by GCRA.
 	ForgetsExcess bool
 
 	// Kind is the letter of File in Lua and in stored state. Algorithms with one File have one Kind.
 	Kind string
 
-	// Lately returns in what time until now a window has granted what it counts: WindowState.PerSecond divides by
-	// it. Left is the time until it counts nothing.
+	// Lately returns the length of the span, up to now, in which a window granted what it counts:
+	// WindowState.PerSecond divides by it. Left is the time until it counts nothing.
 	Lately func(period, left time.Duration) time.Duration
 
 	// Leases is whether units are held until they are given back or their lease runs out.

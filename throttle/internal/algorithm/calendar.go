@@ -111,7 +111,7 @@ func (c *Ticks) Around(now time.Time) string {
 	return c.list
 }
 
-// resetAfter returns the first time after another one at which the window starts again from 0 (us).
+// resetAfter returns the first time after t at which the window starts again from 0 (us).
 func (c *Ticks) resetAfter(t int64) int64 {
 	tick := c.schedule.Next(time.UnixMicro(t).Add(-c.margin).In(c.zone))
 	if tick.IsZero() {

@@ -37,8 +37,8 @@ func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
 	return s
 }
 
-// buckets returns a counter that starts again at each reset, from what was counted within two margins before it. The
-// function returns the first reset after a time.
+// buckets returns a counter that starts again at each reset, from what was counted within two margins before it.
+// `reset` returns the first one after a time.
 func (c Counted) buckets(w Window, reset func(t int64) int64) *simulatedBuckets {
 	return &simulatedBuckets{w.Limit, w.Margin.Microseconds(), c.number(7), reset(c.number(0)), c.number(14), reset}
 }
@@ -55,7 +55,7 @@ type simulatedLog struct {
 // An entry is n units that count until a time.
 type entry struct{ until, n int64 }
 
-// mergedAbove is ENTRIES of sliding.lua: above half of them it begins to merge.
+// mergedAbove is ENTRIES of sliding.lua: windows with a higher limit merge above half as many entries.
 const mergedAbove = 192
 
 func (s *simulatedLog) Fits(t, cost int64) int64 {

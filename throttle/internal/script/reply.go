@@ -44,13 +44,13 @@ type Answer struct {
 	Pause   PauseAnswer   `json:"pause"`   // zero without one
 	Adapted AdaptedAnswer `json:"adapted"` // zero if that is the published rate
 	Left    Left          `json:"left"`    // zero if that is not known
-	Before  []int64       `json:"before"`  // by window, the cost before this request; nil if it is the request's
-	Fits    []int64       `json:"fits"`    // by window, when the cost fits, for Expect after what waits; 0: at once
+	Before  []int64       `json:"before"`  // by window, the cost before this correction; nil if it was never corrected
+	Fits    []int64       `json:"fits"`    // by window, when the cost fits, 0 for at once; in Expect after what waits
 	Used    []int64       `json:"-"`       // by window, its units; nil unless hasWindows
 	Resets  []int64       `json:"-"`       // by window, when nothing is counted any more
 	Err     error         `json:"-"`       // *ReplyError, if the status is Failed, or of go-redis, if there is no answer
 
-	seq, index int64 // without an answer: of which call, and of which of its requests, from 1
+	seq, index int64 // if no answer came: the call's number, and the request's in it, from 1
 }
 
 // A PauseAnswer is the pause of a request's scopes.
@@ -79,7 +79,7 @@ type Taken struct {
 	Tickets []TakenTicket
 }
 
-// A Ticket is one that waits in a line, or that left it.
+// A Ticket waits in a line, or has left it.
 type Ticket struct {
 	Queue, ID, Flow, Costs, Key string
 	Rank, Joined                int64 // its position, and when it joined the line (us)

@@ -42,8 +42,8 @@ func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 // derives keys would fail halfway on the old node, and find empty windows on the new one. A second key that never
 // exists makes both refuse the whole call (TRYAGAIN), and the client repeats it.
 //
-// A client asks once a minute which nodes a Cluster has. If a node does not answer, another one may
-// serve its slots by now, so it asks again.
+// A client asks once a minute which nodes a Cluster has. If a node does not answer, another one may serve its slots
+// by now, so call makes it ask at once.
 func (r *Runner) call(
 	ctx context.Context, p *Policy, name, process string, seq int64, args []any, read func(reply []any) (n int, err error),
 ) error {

@@ -95,7 +95,7 @@ func (c *Client) NewCall() string {
 // identityKept is how long an identity is cached. A Redis that was emptied may get another one.
 const identityKept = time.Second
 
-// identityTTL is how long Redis keeps an identity: longer than any line. A process that knows a lost one restores it.
+// identityTTL is how long Redis keeps an identity: longer than any line. Who knows a lost one writes it again.
 const identityTTL = 3 * 366 * 24 * time.Hour
 
 // Identity returns the random ID of this Redis database: a limiter may serve several.

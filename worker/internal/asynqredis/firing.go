@@ -57,10 +57,10 @@ func IsReport(task Ref) bool {
 	return !member && strings.HasPrefix(task.ID, firingPrefix)
 }
 
-// batchKey returns the key of the firing's batch that ends so.
+// batchKey returns the key of the firing's batch with this ending.
 func (f Firing) batchKey(end string) string { return prefix(f.Queue) + "sluice:batch:" + f.Batch + end }
 
-// key returns the key of the firing that ends so.
+// key returns the key of the firing with this ending.
 func (f Firing) key(end string) string { return f.batchKey(":" + f.Name() + end) }
 
 // Members are tasks that are enqueued for a firing. From is the index of the first one.

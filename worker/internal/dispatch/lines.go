@@ -46,8 +46,8 @@ type queueSet struct {
 	watchedAt   time.Time        // when this server last told Redis which lines it watches
 }
 
-// round makes up to n tasks ready, and reports whether it found any. It asks, set by set, the lines
-// that are due and the pending tasks. Pending tasks that have a turn come first.
+// round makes up to n tasks ready, and reports whether it found any. Set by set, it asks the lines that are due, and
+// looks for pending tasks. Pending tasks that have a turn come first.
 func (d *Dispatcher) round(n int) (found bool) {
 	names := d.Limiter.Lines()
 	for _, set := range d.sets {

@@ -8,9 +8,9 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// restore puts the ready tasks back, and their tickets to their positions, if the first task was made active
-// before a time. The last one goes first, so that pending tasks keep their order. It reports whether it
-// succeeded. If not, it pauses: the tasks that are left, with the one that failed, are still ready.
+// restore puts the ready tasks back, and their tickets to their positions, if the first task was made active before a
+// time. The last one goes first, so that pending tasks keep their order. It reports whether it succeeded. If not, it
+// has slept: the tasks that are left, with the one that failed, are still ready.
 func (d *Dispatcher) restore(before time.Time) bool {
 	for {
 		d.mu.Lock()
@@ -31,7 +31,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 	}
 }
 
-// restoreTask puts back a task without a slot: from a line, with its ticket at its position; else its units are refunded.
+// restoreTask puts back a task that got no slot: with its ticket, if it is from a line; else its units are refunded.
 // A denied task's ticket stays in line. A task whose ticket was taken uncharged is due at once, and joins in front.
 func (d *Dispatcher) restoreTask(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), cleanUpTimeout)

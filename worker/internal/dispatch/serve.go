@@ -21,7 +21,7 @@ const (
 	// lookAhead: as many tasks are kept ready as slots become free in this time. So a task waits about so long for one.
 	lookAhead = 10 * time.Millisecond
 
-	// aheadFrom: from so many slots that become free within lookAhead, tasks are taken before Next asks.
+	// aheadFrom: if so many slots or more become free within lookAhead, tasks are taken before Next asks.
 	aheadFrom = 8
 
 	// bufferFor is how long a task is kept ready for a slot. After staleAfter it is not handed out: its lease ends soon.

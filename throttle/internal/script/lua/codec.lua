@@ -21,8 +21,8 @@ local MOST = 9007199254740992
 -- The key of the scope that all share. Flows wait for handler slots there, even if it has no window.
 local ROOT = 'w:'
 
--- Algorithms are by their letters. extras(call) makes the functions that most calls do not need, and
--- line_files those of lines (library.go).
+-- Algorithms are kept by their letters. extras(call) makes the functions that most calls do not need, and line_files
+-- those of lines (library.go).
 local algorithms, extras, line_files = {}, nil, nil
 
 -- once returns the result of the first call of `make`: later ones ignore their arguments. It is the one way

@@ -110,9 +110,9 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  if r.paused and r.paused <= now then
+  if r.paused and r.paused <= now then -- without the pause a free request would have come as `exempt`
     r.paused = nil
-    if op == 'reserve' and settings and settings.free and r.at == 0 then op = 'exempt' end -- for the pause it reserved
+    if op == 'reserve' and settings and settings.free and r.at == 0 then op = 'exempt' end
   end
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 9, failed

@@ -156,8 +156,8 @@ local function new_line(call)
     return node
   end
 
-  -- nodes_of returns the nodes that count a flow's tickets, ROOT last. Where only tenants count, the
-  -- flow itself counts those at the tenant's scope.
+  -- nodes_of returns the nodes that count a flow's tickets, ROOT last. With call.only_tenants the flow itself counts
+  -- them at the tenant's scope.
   function L.nodes_of(flow)
     local q = L.queue_of(flow.queue)
     if call.only_tenants then return q.nodes end
@@ -242,7 +242,7 @@ local function new_line(call)
   local all = L.stored > 0 and redis.call('HGETALL', P .. 'z') or {}
   local keys = {P .. 'u'}
   for i = 1, #all, 2 do keys[#keys + 1] = P .. 'm:' .. new_queue(all[i], all[i + 1]).key end
-  -- Other attributes count while u or m:ROOT exists: a call in whose policy they count has put flows there.
+  -- u or m:ROOT exists if a call put flows there whose policy has windows by other attributes.
   if call.only_tenants and call.waiting and redis.call('EXISTS', unpack(keys)) > 0 then call.only_tenants = false end
   return L
 end

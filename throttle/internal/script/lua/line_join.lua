@@ -98,10 +98,10 @@ local function new_join(L)
     order().write()
   end
 
-  -- somebody_waits returns whether tickets other than `id` delay the request: tickets that wait at its scopes. Without
-  -- a shared window ROOT is no such scope: tickets wait there for slots, and the request has one. Then the first
-  -- ticket of the request's flow delays it if that ticket's costs differ, and do not fit any more. Tickets of a
-  -- batch delay a live request only if it owes them room.
+  -- somebody_waits returns whether tickets other than `id` delay the request: tickets that wait at its scopes.
+  -- Without a shared window ROOT is no such scope: tickets wait there for slots, and the request has one. Instead,
+  -- the first ticket of its flow delays it, if that ticket's costs differ and fit no more. Tickets of a batch delay a
+  -- live request only if it owes them room.
   local function somebody_waits(r, id)
     local batch, flow_name = r.batch, id and L.flow_name(id)
     local ticket_flow = flow_name and L.flow_of(flow_name)
@@ -190,7 +190,7 @@ local function new_join(L)
     list, at = resumed(r, list, at)
     local flow = flow_for(r)
     local behind = nil
-    if r.front then -- it stands after the tickets in front only
+    if r.front then -- only tickets in front go before it
       L.flush()
       behind = redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
     end

@@ -15,9 +15,9 @@
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
 --              and 1 if both classes waited at the last grant
 --
--- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a
--- newcomer. What is known of a scope is its standings: the entries of the sides that wait there, by
--- queue and in a list, V, the next batch's time, and the tags that were kept.
+-- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a newcomer. What
+-- is known of a scope is its standings: the entries of the sides that wait there, by queue and in a list; V; when the
+-- next ticket of a batch goes; and the tags that were kept.
 
 local function new_order(L, names, strict)
   local LATE = 20000     -- us
@@ -50,9 +50,9 @@ local function new_order(L, names, strict)
     narrow = narrow or not mine or redis.call('ZCARD', P .. q.dues_key) > at_root
   end
 
-  -- add adds the entry of a side to standings. tickets: the flow or node that counts what waits; lapses:
-  -- until when room is left to a side of another server, 0 if none is left. Queues of strict priorities
-  -- have one account, that is one tag.
+  -- add adds the entry of a side to standings. tickets: the flow or node that counts what waits; lapses: until when
+  -- room is kept for a side of another server, 0 if none is. Queues of strict priorities have one account, that is
+  -- one tag.
   local function add(standings, side, tickets, lapses)
     local class = side.q.batch and BATCH or LIVE
     local account = strict and side.of_take and standings.strict[class] or {tag = -1}
@@ -184,8 +184,8 @@ local function new_order(L, names, strict)
     if standings.loaded then return standings, standings.entries[flow.queue] end
   end
 
-  -- waits returns whether an entry's side waits at the scope now. A tenant's flow that had room there in
-  -- this call, and waits at ROOT by now, still wants it.
+  -- waits returns whether an entry's side waits at the scope now. A tenant's flow that had room there in this call,
+  -- and waits at ROOT by now, still counts as waiting there.
   local function waits(standings, e)
     local suffix = standings.scope.suffix
     return e.tickets.n > 0 and (not e.side.of_take or places.due_at(e.side.q.queue, suffix) or

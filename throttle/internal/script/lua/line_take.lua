@@ -113,7 +113,7 @@ local function new_take(L)
         places.set_due(node.queue, node.suffix, false)
         return steps
       elseif tag > flow.score then
-        move_first(node, flow, node.suffix, flow.rank, tag) -- it has moved since, by a grant at another node
+        move_first(node, flow, node.suffix, flow.rank, tag) -- the tag has moved since, by a grant at another node
       else
         local blocked, time, never = places.blocker(flow, ticket.costs)
         local suffix = blocked and blocked.suffix or ROOT
@@ -187,8 +187,8 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as they may let in more: of each queue some in
-  -- each take, until its `rescan` is "-". A scan begins once in CHANGES at most, or when the clock was set back: a
-  -- take by other limits before CHANGES have passed puts "-" into the key l, and the first take after that scans.
+  -- each take, until its `rescan` is "-". A scan begins at most once in CHANGES us, or when the clock was set back: a
+  -- take by other limits before then puts "-" into the key l, and the first take after that scans.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

@@ -9,8 +9,8 @@
 --
 -- Above ENTRIES entries, or ENTRIES/2 if the limit is above ENTRIES, a grant joins the newest entry if both are in
 -- the same tick of 2 * period/ENTRIES. The entry gets the later time, so a unit counts up to one tick longer, never
--- shorter. So a value has at most some 4 kB, whatever the limit. The first entries are exact: otherwise a burst of
--- several grants that comes back in every period would each time start later, by the time between its first grants.
+-- shorter. So a value has at most some 4 kB, whatever the limit. The first entries are exact: otherwise a burst in
+-- every period would start later each time, by the time between the grants that were merged.
 --
 -- In the state, `time` and `units` are the newest entry, 0 if there is none. The others are
 -- log.data[first .. last], a part of the scope's value as it was read, and then log.tail: the entry that

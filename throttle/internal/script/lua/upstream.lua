@@ -11,7 +11,7 @@
 --   !a      the rate of the scope after refusals: next, spread, cut, peak, from, last, wait, since, refusals
 --           Until `spread`, grants are spread, at a part of the published rate: the next one may go at `next`.
 --           The rate was cut at the time `cut`, and has grown since `from`: fast at first, slowly around
---           `peak`, in parts of PARTS, and faster beyond. `peak` is a little less than the refused rate.
+--           `peak` (a rate times PARTS), and faster beyond. `peak` is a little less than the refused rate.
 --           Before the first cut there is no `peak`, and `cut` is when grants began to be spread. `last` is the
 --           time of the newest of the `refusals` since `since`, and `wait` the pause after it.
 --           Sources: additive increase, multiplicative decrease (Chiu, Jain: "Analysis of the

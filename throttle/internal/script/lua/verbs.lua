@@ -126,7 +126,7 @@ local function new_verbs(call)
     if units > 0 and at <= now then algorithm.give_back(st, now, at, units, id) end
   end
 
-  -- correct changes the units that windows count for a reservation. It returns by how many they become fewer.
+  -- correct changes the units that windows count for a reservation. It returns how many were given back, on balance.
   local function correct(r, list, now, fate, changes)
     -- The fate is kept as if no unit was given back, as the caller may not know that some were.
     local time, given, added = counted_until(list, now, r.costs, changes), 0, fate.added
@@ -186,7 +186,7 @@ local function new_verbs(call)
     return 1, now
   end
 
-  -- each_lease is `each` for windows with leases.
+  -- each_lease touches the scopes of windows with leases, and calls act(algorithm, st, i, scope) for each window.
   local function each_lease(list, now, act)
     each(list, function(scope, i, algorithm)
       if not algorithm.release then return end

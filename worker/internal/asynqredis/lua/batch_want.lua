@@ -1,7 +1,7 @@
 -- batch_want.lua: records what is wanted of a firing.
 --
 -- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua)
--- ARGV  1 run, pause, cancel, or retry: the failed tasks, if all are enqueued  2 name of the firing
+-- ARGV  1 run, pause, cancel, or retry (the failed tasks, if all are enqueued)  2 name of the firing
 -- reply 1, or 0: it is gone, cancelled (but for cancel) or ended (but for retry); to retry: none failed, or enqueueing
 
 local found = redis.call('HMGET', KEYS[1], 'phase', 'want', 'round', 'stopped')

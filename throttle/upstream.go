@@ -115,10 +115,10 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 // extends the pause. After it, grants follow Policy.KeepRate. Denied requests find it in
 // Decision.Pause, with the cause, such as "429": at most MaxCauseBytes, or empty.
 //
-// A pause below a millisecond, or below 0, means that the upstream did not say how long: so
-// time.Until of a reset may be passed on. A policy that adapts then pauses for an eighth of its shortest
-// period, at most 1 second, and doubles that while refusals go on. With KeepRate, or if no window that
-// the refusal applies to has a Period, the pause is DefaultPause. Policy.MaxPause bounds every pause.
+// A pause below a millisecond, even below 0, means that the upstream did not say how long: so time.Until of a reset
+// may be passed on. A policy that adapts then pauses for an eighth of its shortest period, at most 1 second, and
+// doubles that while refusals go on. With KeepRate, or if no window that the refusal applies to has a Period, the
+// pause is DefaultPause. Policy.MaxPause bounds every pause.
 //
 // Pause returns the refusal's effect. It is empty if the refusal was merged with an earlier one. Errors
 // are Limiter.Reserve's.
@@ -172,9 +172,8 @@ type Remaining struct {
 }
 
 // ReportRemaining reports what the upstream has left, by its answer to the reservation's call: 0 to MaxLimit units,
-// until a reset that comes in more than 0 and at most MaxPeriod. Until then windows of the unit grant no more than
-// that, less what they granted since the reservation: before the first report, only sliding windows know how much.
-// It applies to the same scopes as Pause. Errors are Pause's.
+// until a reset in more than 0 and at most MaxPeriod. Until then windows of the unit grant no more, less what they
+// granted since the reservation; at a first report only sliding windows know that. Scopes and errors are Pause's.
 func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int64, reset time.Duration) error {
 	cp, err := r.policy()
 	switch {

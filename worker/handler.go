@@ -49,9 +49,7 @@ func (s *Server) end(j *Job) {
 	held := append([]throttle.Reservation{j.task}, j.extra...)
 	j.mu.Unlock()
 	for _, reservation := range held {
-		if reservation.Lease() > 0 {
-			s.giveBack(reservation, reservation.Release)
-		}
+		s.giveBack(reservation, reservation.Lease() > 0, reservation.Release) // without slots it ends a Hold
 	}
 }
 
@@ -67,12 +65,13 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 		return err
 	case errors.As(err, &refused):
 		s.noteWait(a, a.Message, request, d, err) // if its time runs out meanwhile
-		pauseErr := s.breaker.Do(context.WithoutCancel(ctx), outage.AnswerWithin, func(ctx context.Context) error {
+		pause := func(ctx context.Context) error {
 			_, err := j.task.Pause(ctx, refused.after, "")
 			return err
-		})
-		if pauseErr != nil {
+		}
+		if pauseErr := s.breaker.Do(context.WithoutCancel(ctx), outage.AnswerWithin, pause); pauseErr != nil {
 			s.limiterLog.Failed(pauseErr, "policy", request.Policy)
+			s.dispatch.RetryInBackground(pause)
 		}
 		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.after), err)
 	case errors.As(err, &denied) && denied.Request.Ticket == (throttle.Ticket{}): // else an enqueue was refused

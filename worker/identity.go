@@ -22,7 +22,7 @@ const identityHeader = "sluice-identity"
 // An Identity is a task's tenant, attributes, class and cost.
 type Identity struct {
 	Attributes map[string]string // by which scopes count the task, besides the tenant
-	Class      throttle.Class    // who goes first in line; Identify's does not count. The default is throttle.ClassLive
+	Class      throttle.Class    // who goes first in line; only a header sets it, not Identify. The default is throttle.ClassLive
 	Cost       map[string]int64  // per unit; the default is 1 throttle.Requests
 	Tenant     string            // any bytes
 }

@@ -100,7 +100,7 @@ func (f *Follower) look(ctx context.Context) {
 	case state.Version == f.unusable:
 		state.Policies, state.Removed, state.PoliciesErr = before.Policies, before.Removed, nil
 	}
-	clockSet := (time.Until(state.At) - f.offset).Abs() > time.Second // of Redis, or of this machine
+	clockSet := (time.Until(state.At) - f.offset).Abs() > readTimeout // of Redis, or of this machine
 	f.state, f.readFailed, f.offset = state, err != nil, time.Until(state.At)
 	policiesBefore, _ := before.Effective()
 	policies, others := state.Effective()

@@ -34,7 +34,7 @@ func (w *work) watch(ctx context.Context, r record) error {
 // stops reports whether so many tasks have failed that the firing stops.
 func (w *work) stops(r record) bool {
 	return w.b.stopAt > 0 && r.Failed > 0 && r.Stopped == 0 && 100*r.Failed >= w.b.stopAt*r.Size &&
-		(r.Phase == phaseEnqueue || r.Phase == phaseDrain && r.ended() < r.Index) // else there is nothing to stop
+		(r.Phase == phaseEnqueue || r.Phase == phaseDrain && r.ended() < r.Index) // else all have ended
 }
 
 // stop pauses the firing, and enqueues the task that reports it.

@@ -64,8 +64,8 @@ type Template struct {
 	Type    string           // required
 }
 
-// Tasks returns the template's Tasks. It is an error if the payload is no text/template, or cannot be made for values
-// such as "tenant", the type is blank, or a number is below 0.
+// Tasks returns the template's Tasks. An error says that the type is blank, a number is below 0, or the payload is no
+// text/template or fails with sample values.
 func (t Template) Tasks() (Tasks, error) {
 	if strings.TrimSpace(t.Type) == "" {
 		return nil, fmt.Errorf("batch: type %q: must be the type of a task", t.Type)
@@ -91,7 +91,7 @@ func (t Template) Tasks() (Tasks, error) {
 		err := text.Execute(&out, v)
 		return out.Bytes(), err
 	}
-	if _, err := payload(values{"batch", "tenant", "2006-01-02T15:04:05Z", 1}); err != nil {
+	if _, err := payload(values{strings.Repeat("x", 64), strings.Repeat("x", 64), "2006-01-02T15:04:05Z", 1}); err != nil {
 		return nil, fmt.Errorf("batch: payload %q: %w", t.Payload, err)
 	}
 	return func(_ context.Context, f Firing, tenant string) iter.Seq2[*asynq.Task, error] {

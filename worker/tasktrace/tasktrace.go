@@ -66,11 +66,10 @@ func (t *Tracing) Headers(ctx context.Context, _ *asynq.Task) map[string]string 
 // wait as a span of the trace. Give the handler that it returns to the server's Start or Run. For nil it
 // returns nil, which they refuse.
 //
-// The span has the name sluice.wait and the attributes sluice.policy, sluice.tenant, sluice.task_type,
-// sluice.task_id and sluice.queue. If a window held the task in its line, that is sluice.window. The
-// span begins when the task was enqueued, by the clock of the client, also with ProcessAt. A retry
-// reports no wait. A task that waits again without a retry after its handler ran, as if the upstream refused it, reports
-// one more span since it was enqueued.
+// The span has the name sluice.wait and the attributes sluice.policy, sluice.tenant, sluice.task_type, sluice.task_id
+// and sluice.queue. If a window held the task in its line, that is sluice.window. The span begins when the task was
+// enqueued, by the clock of the client, also with ProcessAt. A retry reports no wait. A task that waits again without
+// a retry after its handler ran, such as when the upstream refused it, reports one more span since it was enqueued.
 func (t *Tracing) Middleware(next asynq.Handler) asynq.Handler {
 	if next == nil {
 		return nil

@@ -89,7 +89,6 @@ func TestCancelOfMergedGrants(t *testing.T) {
 		merged[at] = Reserve(t, l, Acme(50)).Reservation
 	}
 	c.Set(period + 110*ms)
-	expect.Must(t, l.SetPolicies([]throttle.Policy{Policy(throttle.Window{Name: "w", Limit: 100, Period: period})}))
 	WantUsed(t, l, Acme(1), 200)
 	for _, row := range []struct {
 		at        time.Duration

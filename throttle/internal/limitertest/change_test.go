@@ -78,7 +78,7 @@ func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 	})
 }
 
-// Work that began before the last window of a unit went may report what it used: that error would fail it.
+// Work that began before the last window of a unit went may report what it used: an error would fail it.
 func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
 	client := Redis(t)
 	requests := throttle.Window{Name: "requests", Limit: 10, Period: m}

@@ -92,7 +92,7 @@ type Place struct {
 	Front    bool   `json:"front,omitempty"`
 	MaxWait  int64  `json:"max_wait,omitempty"` // the longest wait (us); 0 is no limit
 	Backlog  int64  `json:"backlog,omitempty"`  // tickets of the flow before it is refused; 0 is no limit
-	Deadline int64  `json:"deadline,omitempty"` // until it (us from now), the ticket must be able to start; 0 is no limit
+	Deadline int64  `json:"deadline,omitempty"` // in how many us the ticket must be able to start; 0 is no limit
 	Rank     int64  `json:"rank,omitempty"`     // of a taken ticket that is put back or cancelled
 }
 
@@ -116,7 +116,7 @@ func (p *Policy) size() int { return 5 + len(p.Scopes) }
 
 // append adds the arguments of a request. The scripts need the ID of a grant only if it holds leases.
 func (r Request) append(args []any, leases bool) []any {
-	if grants(r.Op) && !leases && r.At == 0 {
+	if grants(r.Op) && !leases {
 		r.ID, r.Hold = "", 0
 	}
 	if f := r.Refused; f != nil {

@@ -21,7 +21,7 @@ const (
 	tasksPerPending = 3
 )
 
-// takePending dequeues pending tasks, if it found some the last time or the set goesFirst. It reports whether any came.
+// takePending dequeues pending tasks, unless none came a moment ago and set.goesFirst is false. It reports if any came.
 func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	now := time.Now()
 	if !set.goesFirst && now.Before(set.lookAt) {
@@ -70,5 +70,5 @@ func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) 
 	}
 	d.reserve(set, tasks)
 	set.sinceTurn = max(0, set.sinceTurn-tasksPerPending*len(tasks))
-	return d.makeReady(tasks)
+	return d.makeReady(tasks) // also denied ones: the middleware puts them back
 }

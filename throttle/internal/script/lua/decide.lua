@@ -110,9 +110,10 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  if r.paused and r.paused <= now then -- without the pause a free request would have come as `exempt`
+  if r.paused and r.paused <= now then -- a free request reserved only for the pause: now nothing denies it
     r.paused = nil
-    if op == 'reserve' and settings and settings.free and r.at == 0 then op = 'exempt' end
+    local joined_before = record and byte(record, 8 * count) == 3
+    if op == 'reserve' and settings and settings.free and r.at == 0 and not joined_before then op = 'exempt' end
   end
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 9, failed

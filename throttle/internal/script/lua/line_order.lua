@@ -6,10 +6,10 @@
 -- A side that begins to wait starts at V, the least tag of all waiting sides. A batch starts one
 -- ticket later, so that live tickets go first.
 --
--- Of a take's sides, the one with the least tag at ROOT is served, and no other one while it waits for a window.
--- A take also leaves room for a side of another server that goes first: if that side's ticket does not fit yet, and
--- no window has leases, until LATE after the ticket fits; else from LATE before to LATE after the server's next
--- appointment. Then the side saves up no turns. A batch that live tickets delay at a broad scope catches up elsewhere.
+-- Of a take's sides, the one with the least tag at ROOT is served, and no other one while it waits for a window. A
+-- take also leaves room for a side of another server that goes first: if that side's ticket does not fit yet, and no
+-- window has leases, until LATE after the ticket fits; else from LATE before to LATE after the server's next
+-- appointment. Then the side saves up no turns. A batch that live tickets delay catches up at narrower scopes.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
@@ -123,7 +123,7 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- begin sets the tags of entries: as they were kept, or else V. Where live tickets begin to wait, batches go later.
+  -- begin sets the tags of entries: the kept ones, at least V. Where live tickets begin to wait, batches go later.
   local function begin(standings)
     local list, tags, v = standings.list, standings.tags, standings.v
     for name in pairs(tags) do

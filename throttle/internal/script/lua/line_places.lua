@@ -109,7 +109,7 @@ local function new_places(L)
     if not known or known > time then places.set_due(queue, suffix, time) end
   end
 
-  -- look_again makes a scope's nodes due, as something was given back: of all queues that wait there, without `except`.
+  -- look_again makes a scope's nodes due in all queues that wait there but `except`, as something was given back.
   function places.look_again(suffix, except)
     for name, q in pairs(L.queues) do
       if name ~= except and q.n > 0 and places.due_at(name, suffix) then places.due_by(name, suffix, now) end

@@ -135,7 +135,7 @@ algorithms['s'] = {
       while i > log.first and unpack7(log.data, i - ENTRY) >= at do i = i - ENTRY end
       if i <= log.last then time, held = unpack7(log.data, i), unpack7(log.data, i + 7) else i = nil end
     end
-    if time ~= at and not same_tick(st, at, time) then return end
+    if time ~= at and not (st.limit > ENTRIES and same_tick(st, at, time)) then return end
     local back = min(held, cost)
     st.used = st.used - back
     if i then

@@ -219,13 +219,14 @@ local function new_upstream()
   -- an answer to an earlier call than the last one. Answers to calls of the same time may cross: the least counts.
   -- For the first answer the log of a window, if it has one, shows which calls are under way.
   local function remaining(scope, now, r)
-    local left, at, cost, log = r.left, r.at > 0 and r.at or now, 0, ''
+    local left, at, cost, log, most = r.left, r.at > 0 and r.at or now, 0, '', 0
     for _, i in ipairs(scope.spec.windows) do
       local window = scope.call.windows[i]
       if window.unit == left.unit then
         cost = r.costs[i]
         local grants = window.algorithm.grants and window.algorithm.grants(scope.states[i], at) or ''
-        if #grants > #log then log = grants end
+        local _, units = unanswered(grants, at, 0)
+        if units > most then log, most = grants, units end
       end
     end
     local before, resets = state_of(scope, LEFT .. left.unit, now), now + left.reset

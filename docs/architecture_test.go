@@ -23,8 +23,8 @@ var (
 	luaFunction = regexp.MustCompile(`(?m)function (?:\w+\.)?(\w+)\(|^\s*(?:\w+\.)?(\w+) = function\(`)
 )
 
-// functions returns the names of what a file declares: "f", "T.m" of a type's method, and of a
-// Lua table's function its name alone.
+// functions returns the names of what a file declares: "f", "T.m" of a method, and a Lua table's function by its
+// name.
 func functions(t *testing.T, name string) (names []string) {
 	t.Helper()
 	if strings.HasSuffix(name, ".lua") {

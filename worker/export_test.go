@@ -45,8 +45,7 @@ func (s *Server) Process(ctx context.Context, task *asynq.Task, handler asynq.Ha
 	return s.middleware(handler).ProcessTask(ctx, task)
 }
 
-// Enter does what a dequeue of the task and the middleware do, and returns what the middleware does
-// later that denies it.
+// Enter does what a dequeue of the task and the middleware do, and returns what later denies it.
 func (s *Server) Enter(id string) (deny func()) {
 	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)})
 	a := s.attempts.enter(context.Background(), defaultRef(id), nil, nil)

@@ -50,8 +50,7 @@ func TestTasksAreGathered(t *testing.T) {
 	})
 }
 
-// Callers that come again and again stay together. Otherwise a commit of all but one would be
-// followed by one of that one.
+// Callers that come again and again stay together. Else a commit of all but one would alternate with one of that one.
 func TestCallersThatComeAgainAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers, rounds = 16, 50

@@ -165,6 +165,20 @@ func TestTheLimiterHangsWhenAHandlerReturns(t *testing.T) {
 	})
 }
 
+// A slot is released after its policy has lost its slots: else it would be renewed once they are back.
+func TestASlotIsReleasedThoughItsPolicyHasNoneNow(t *testing.T) {
+	sitetest.Bubble(t, sitetest.AtOnce(1), func(t *testing.T, s *sitetest.Site) {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			return s.Limiter.SetPolicies([]throttle.Policy{sitetest.Policy(9, time.Minute)})
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.AcmeTask())
+		time.Sleep(3 * time.Second)
+		expect.Must(t, s.Limiter.SetPolicies([]throttle.Policy{sitetest.AtOnce(1)}))
+		time.Sleep(time.Hour)
+		expect.Equal(t, s.Used(), 0)
+	})
+}
+
 // What a goroutine that a handler has left behind reserves is given back too.
 func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 	t.Parallel()

@@ -199,8 +199,7 @@ func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
 	})
 }
 
-// A policy that observes denies nothing: a task that it cannot count is enqueued and runs, and its type is
-// logged once.
+// A policy that observes denies nothing: a task that it cannot count is enqueued and runs. Its type is logged once.
 func TestAPolicyThatObservesFailsNoTask(t *testing.T) {
 	observes := sitetest.Policy(100, time.Hour)
 	observes.Observe = true

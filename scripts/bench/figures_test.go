@@ -39,8 +39,7 @@ func TestNothingMeasuredClearsNoBar(t *testing.T) {
 	}
 }
 
-// twoPerSecond are six grants of a window of two per second, the last pair 10 ms late, each handler
-// 2 ms after its grant.
+// twoPerSecond are six grants of two per second, the last pair 10 ms late, each handler 2 ms after its grant.
 func twoPerSecond() []start {
 	var all []start
 	for i, ms := range []int{0, 1, 1000, 1001, 2010, 2011} {

@@ -20,8 +20,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/policyfile"
 )
 
-// describe returns everything that a file says, with one line for each policy, window and tenant.
-// It leaves out zero values.
+// describe returns all that a file says, but zero values, with a line for each policy, window and tenant.
 func describe(policies []throttle.Policy) string {
 	var b strings.Builder
 	line := func(what string, value any, skip ...string) {

@@ -347,8 +347,7 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 	})
 }
 
-// A Redis that stalls now and then costs no more than its stalls. Errors between chunks that go through
-// do not add up either.
+// A Redis that stalls now and then costs no more than its stalls. Errors between good chunks do not add up either.
 func TestStallsHoldNothingUpForLong(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -18,8 +18,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// A firing whose functions panic is delayed, and says why, until another process has better ones. The
-// schedulers go on.
+// A firing whose functions panic is delayed, and says why, until a process has better ones. The schedulers go on.
 func TestAPanicHoldsAFiringUp(t *testing.T) {
 	boom := func() { panic("boom at line 7") }
 	sitetest.EachBubble(t, map[string]batch.Batch{

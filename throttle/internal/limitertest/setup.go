@@ -24,8 +24,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Midnight is when handed clocks begin, in microseconds: a whole day in UTC, so that buckets by
-// the clock are easy to see.
+// Midnight is when handed clocks begin (us): a whole day in UTC, so that buckets by the clock are easy to see.
 const Midnight = 20_834 * 24 * int64(time.Hour/time.Microsecond)
 
 // At is a time by a handed clock.

@@ -114,8 +114,7 @@ func TestClaimsOfAProcessShareTheirTakes(t *testing.T) {
 		"commands in 10 s by the number of claims", commands)
 }
 
-// Servers of one line ask it apart from each other. Nobody else asks for the claims of a process:
-// each starts the moment it fits.
+// Servers of a line ask it apart from each other. A claim is asked for by its process alone: it starts once it fits.
 func TestClaimsStartTheMomentTheyFit(t *testing.T) {
 	const apart = 2 * ms
 	p := limitertest.Policy(throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: int64(s / apart), Burst: 1, Period: s, Shared: true})

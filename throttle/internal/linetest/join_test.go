@@ -168,20 +168,29 @@ func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
 // A reservation joins, and its answer is lost. A server takes the ticket before the call is repeated: it costs once.
 func TestATicketThatWasTakenIsNotChargedByARepeat(t *testing.T) {
 	client := limitertest.Redis(t)
-	own := redis.NewClient(client.Options())
-	defer own.Close()
-	st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: s}))
-	st.granted("a1", "a2")
-	lost := limitertest.NewByClock(t, own, st.c, st.l.Policies()...)
-	own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-		if err := next(ctx, cmd); !hooktest.IsScript(cmd) || err != nil || st.now() > 0 {
-			return err
+	for _, exempt := range []bool{false, true} { // an exempt one joins because of a pause, which then ends
+		own := redis.NewClient(client.Options())
+		defer own.Close()
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: s})
+		p.Tenants = map[string]throttle.Tenant{"a": {Exempt: exempt}}
+		st := newStory(t, client, p)
+		st.granted("a1", "a2")
+		lost := limitertest.NewByClock(t, own, st.c, p)
+		if exempt {
+			paused := []throttle.Pause{{Policy: "p", Until: limitertest.At(s)}}
+			lost.SetInterventions(throttle.Interventions{At: limitertest.At(0), Pauses: paused})
 		}
-		st.at(s).takes("a3")
-		return next(ctx, cmd)
-	}))
-	d := limitertest.Reserve(t, lost, st.of("a3"))
-	expect.That(t, d.Queued && !d.Granted && d.Windows[0].Used == 1, d)
+		own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if err := next(ctx, cmd); !hooktest.IsScript(cmd) || err != nil || st.now() > 0 {
+				return err
+			}
+			st.at(s).takes("a3")
+			cmd.Args()[4] = limitertest.Midnight + s.Microseconds()
+			return next(ctx, cmd)
+		}))
+		d := limitertest.Reserve(t, lost, st.of("a3"))
+		expect.That(t, d.Queued && !d.Granted && (exempt || d.Windows[0].Used == 1), d)
+	}
 }
 
 // Many requests reserve by several calls to Redis. If one of them fails, the grants of the others are known.

@@ -244,8 +244,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.at(5*s).takes("a1", "a2").asks(-1)
 			st.neverFits("a1")
 		}},
-		// a1 has passed its region when it leaves, or turns out to have no room elsewhere. What was
-		// kept for it is b1's.
+		// a1 has passed its region when it leaves, or has no room elsewhere. What was kept for it is b1's.
 		"a ticket passed a node and left": {passing, func(st *story) {
 			st.with = map[string]string{"region": "north"}
 			st.tokens = 1

@@ -275,8 +275,8 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 	})
 }
 
-// A request without a ticket may start as soon as the windows let it, if all who wait leave. Only a
-// deadline before that refuses it.
+// Without a ticket a request may start once the windows let it, if all who wait leave. Only an earlier deadline
+// refuses.
 func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, s)))
 	st.granted("a0")

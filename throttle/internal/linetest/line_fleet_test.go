@@ -15,9 +15,8 @@ import (
 
 const spacing = 7 * ms // of appointments
 
-// Up to 285 idle servers together ask the line every 7 ms, and again after a take that got all that
-// it asked for. A ticket that is due is taken at the next of these times. However many servers there
-// are, each asks within two seconds.
+// Up to 285 idle servers together ask the line every 7 ms, and again after a take that got all that it asked for. A
+// ticket that is due is taken at the next of these times. Each asks within two seconds.
 func TestAppointments(t *testing.T) {
 	client := limitertest.Redis(t)
 	const tickets, again = 20, 500 * us
@@ -59,8 +58,7 @@ func TestAppointments(t *testing.T) {
 	}
 }
 
-// A fleet is servers of 8 handler slots. They ask when the line says so or when they are nudged, and
-// their jobs take no time.
+// A fleet is servers of 8 handler slots, that ask when the line says so or a nudge comes. Their jobs take no time.
 type fleet struct {
 	limitertest.Events
 	st      *story

@@ -43,8 +43,7 @@ type scenario struct {
 	tell func(st *story)
 }
 
-// tell tells each scenario on a real Redis. If its last take said that nobody waits, and nobody came
-// since, nothing is left.
+// tell tells each scenario on a real Redis. If its last take found nobody, and nobody came since, nothing is left.
 func tell(t *testing.T, scenarios map[string]scenario) {
 	t.Helper()
 	limitertest.EachCase(t, scenarios, func(t *testing.T, client *redis.Client, sc scenario) {
@@ -56,8 +55,7 @@ func tell(t *testing.T, scenarios map[string]scenario) {
 	})
 }
 
-// newStory begins a story on an empty Redis. At its end, and before another one begins on the same
-// Redis, the keys of the line agree.
+// newStory begins a story on an empty Redis. At its end, and before the next one begins, the keys of the line agree.
 func newStory(t *testing.T, client *redis.Client, p throttle.Policy) *story {
 	t.Helper()
 	limitertest.Agrees(t, client)
@@ -248,8 +246,7 @@ func (st *story) asks(next time.Duration) {
 	expect.Equal(st, max(-1, st.next), next, "ask again in")
 }
 
-// takesUntil takes all that fits until a time, whenever the line says so, and notes when each was
-// taken. It returns that time.
+// takesUntil takes all that fits until a time, whenever the line says so, and notes when. It returns that time.
 func (st *story) takesUntil(end time.Duration, starts map[string]time.Duration) time.Duration {
 	st.Helper()
 	for n := 0; ; n++ {

@@ -122,8 +122,7 @@ func (st *story) again(ticket string, r throttle.Request) throttle.Decision {
 	return d
 }
 
-// What was taken is used, put back, refunded or reserved again: once, however often a call whose reply
-// was lost is repeated.
+// What was taken is used, put back, refunded or reserved again: once, however often a lost call is repeated.
 func TestWhatWasTaken(t *testing.T) {
 	t.Parallel()
 	two, three := limitertest.SharedWindow(2, 10*s), limitertest.SharedWindow(3, 10*s)

@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Every limit per every period is kept exactly: grants, levels and times are those of the model,
-// which counts in fractions.
+// Every limit per every period is kept exactly: grants, levels and times are the model's, which counts in fractions.
 func TestGCRAIsExactWhateverItsNumbers(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(5, 6))

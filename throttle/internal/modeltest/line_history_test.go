@@ -16,9 +16,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Random histories: tickets come, leave, are lost and change. No limit is exceeded, no ticket is
-// overtaken in its flow, and each that fits is taken. The keys agree after every step. In the end
-// all have been taken, and nothing is left.
+// Random histories: tickets come, leave, are lost and change. No limit is exceeded, no ticket is overtaken in its
+// flow, and each that fits is taken. The keys agree after every step. In the end nothing is left.
 func TestLineHoldsWhateverHappens(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

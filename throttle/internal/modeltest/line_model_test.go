@@ -16,8 +16,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// A crowd is the model of a line: which tickets wait where, in plain lists. The model of every
-// algorithm has what the windows hold.
+// A crowd is the model of a line: which tickets wait where, in plain lists. The algorithms' models have the windows.
 type crowd struct {
 	t         *rapid.T
 	client    *redis.Client

@@ -248,9 +248,8 @@ func (v *view) grant(i int, r throttle.Reservation) *event {
 	return nil
 }
 
-// outlived reports whether a window has forgotten a reservation that would still count: it had
-// drained at a higher rate than now, or the clock was set back to when it counted. No script can
-// know whose units are the ones it finds instead.
+// outlived reports whether a window has forgotten a reservation that would still count: it had drained at a higher
+// rate than now, or the clock was set back to when it counted. No script knows whose units it finds instead.
 func (m *model) outlived(r throttle.Reservation, real int64) bool {
 	v := m.look(r.Request, real)
 	for i, w := range m.windows {

@@ -28,8 +28,7 @@ func message(typename, id, lastErr string) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(b, 11, protowire.VarintType), 1_800_000_000)
 }
 
-// Any bytes that asynq's Redis holds as a task are read without harm. What is written back differs
-// only in its last error.
+// Any bytes that asynq's Redis holds as a task are read without harm, and written back with another last error only.
 func FuzzMessage(f *testing.F) {
 	whole := message("http:call", "a", "throttled: api")
 	for _, seed := range [][]byte{

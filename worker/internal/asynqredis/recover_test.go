@@ -22,8 +22,7 @@ func (s *site) recovers(c *asynqredis.Client, want string, ids ...string) {
 	expect.Equal(s, fmt.Sprint(back), want, "what goes back")
 }
 
-// A server dies. What it made active goes back once, unless asynq has renewed the lease: then the task has
-// run for a while.
+// A server dies. What it made active goes back once, unless asynq renewed the lease: then the task has run a while.
 func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a", "renewed")

@@ -347,8 +347,7 @@ func TestTakesAreAcknowledged(t *testing.T) {
 	})
 }
 
-// A take is not acknowledged either while the tasks of one of its queues are picked, and those of
-// another one are not.
+// A take is not acknowledged either while only the tasks of one of its two queues are picked.
 func TestATakeIsAcknowledgedWhenAllIsPicked(t *testing.T) {
 	for _, lost := range []string{"default", "other"} {
 		t.Run(lost, func(t *testing.T) {

@@ -64,8 +64,7 @@ func TestANudgeWakesAServerOfACluster(t *testing.T) {
 	})
 }
 
-// One nudge wakes one server. If that gets all that it has slots for, more may fit, and it wakes the
-// next one at once.
+// One nudge wakes one server. If that one fills its slots, more may fit, and it wakes the next one at once.
 func TestAServerWithoutASlotLeftPassesTheNudgeOn(t *testing.T) {
 	for tickets, left := range map[int]int64{1: 0, 2: 1} {
 		inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *bench) {

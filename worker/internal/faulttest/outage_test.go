@@ -47,8 +47,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 	})
 }
 
-// An outage is logged once when it begins and once when it is over, for any number of tasks, even while
-// others succeed.
+// An outage is logged once when it begins and once when it is over, for any number of tasks, even if others succeed.
 func TestOutagesAreLoggedOnce(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1000, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		var proxy sitetest.Proxy

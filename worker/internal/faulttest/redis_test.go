@@ -31,8 +31,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 					}
 					s.Limiter = s.LimiterThrough(&proxy)
 
-					// A dequeue that Redis did when nobody waited for it any more costs a retry, as
-					// it does in plain asynq.
+					// A dequeue that Redis did when nobody waited for it any more costs a retry, as in plain asynq.
 					retries := asynq.MaxRetry(0)
 					if who == "all" {
 						retries = asynq.MaxRetry(3)

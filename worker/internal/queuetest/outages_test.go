@@ -75,8 +75,7 @@ func TestLimiterHangsAndPlainTasksRun(t *testing.T) {
 	})
 }
 
-// wantNoStrays fails if a task ran more than that many places from where it belongs. The order of
-// the names is the right one.
+// wantNoStrays fails if a task ran more than that many places from where it belongs, by the order of names.
 func wantNoStrays(s *sitetest.Site, got []string, most int) {
 	s.Helper()
 	want := slices.Sorted(slices.Values(got))

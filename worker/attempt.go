@@ -35,6 +35,7 @@ type attempt struct {
 	begun       time.Time
 	releaseSlot func()                  // frees its slot, at the first call
 	outcome     atomic.Pointer[outcome] // nil: none, see there
+	released    context.Context         // ends when the release of its slots has been tried; nil until the handler ends
 
 	ctx     context.Context // of the handler; nil until the middleware is called
 	task    *asynq.Task

@@ -42,8 +42,7 @@ type Client struct {
 	gather      gatherer // of single tasks
 }
 
-// NewClient returns a client for the queues in opt's Redis. It does not talk to Redis. Close closes what
-// opt.MakeRedisClient returned.
+// NewClient returns a client for the queues in opt's Redis. It does not talk to Redis. Close closes opt's connection.
 func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 	if c.Limiter == nil {
 		return nil, errors.New("worker: ClientConfig.Limiter is nil: must be what throttle.New returns")

@@ -10,8 +10,7 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
-// Tasks that come while a commit is under way go with the next one, together. A task whose caller
-// gives up before that goes with none.
+// Tasks that come during a commit go with the next one, together. A task whose caller gives up before goes with none.
 func TestTasksAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var commits []int

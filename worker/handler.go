@@ -29,7 +29,7 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
 	ctx = j.task.Hold(ctx)
 	err := func() error {
-		defer s.end(j) // also if the handler panics
+		defer s.end(a, j) // also if the handler panics
 		return a.handler.ProcessTask(ctx, a.task)
 	}()
 	switch {
@@ -42,15 +42,25 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	return s.afterError(ctx, a, j, request, err)
 }
 
-// end releases the slots that a handler held until it returned: in the background, as the task's time may run out.
-func (s *Server) end(j *Job) {
+// end releases, in the background, the slots that a handler held until it returned: the task's time may run out.
+func (s *Server) end(a *attempt, j *Job) {
 	j.mu.Lock()
 	j.ended = true
 	held := append([]throttle.Reservation{j.task}, j.extra...)
 	j.mu.Unlock()
-	for _, reservation := range held {
-		s.giveBack(reservation, reservation.Lease() > 0, reservation.Release) // without slots it ends a Hold
-	}
+	released, tried := context.WithCancel(context.Background())
+	a.released = released
+	s.dispatch.RetryInBackground(func(ctx context.Context) (err error) {
+		defer tried()
+		for _, reservation := range held {
+			failed := reservation.Release(ctx) // without slots it ends a Hold
+			if failed == nil && reservation.Lease() > 0 {
+				s.dispatch.Freed(s.lineOf(reservation.Request))
+			}
+			err = cmp.Or(err, failed)
+		}
+		return err // if it fails for long, the leases expire
+	})
 }
 
 // afterError returns the error with which a task fails whose handler returned one, or nil if the task is to wait.
@@ -64,20 +74,12 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 	case errors.As(err, &refused) && request.Policy == "":
 		return err
 	case errors.As(err, &refused):
-		s.noteWait(a, a.Message, request, d, err) // if its time runs out meanwhile
-		pause := func(ctx context.Context) error {
-			_, err := j.task.Pause(ctx, refused.after, "")
-			return err
-		}
-		if pauseErr := s.breaker.Do(context.WithoutCancel(ctx), outage.AnswerWithin, pause); pauseErr != nil {
-			s.limiterLog.Failed(pauseErr, "policy", request.Policy)
-			s.dispatch.RetryInBackground(pause)
-		}
-		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.after), err)
+		report := func() error { return j.Pause(ctx, refused.after) }
+		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.after), err, report)
 	case errors.As(err, &denied) && denied.Request.Ticket == (throttle.Ticket{}): // else an enqueue was refused
 		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied.Decision)
 	case callRefused:
-		return s.noteRefused(ctx, a, request, policy, retryIn, err)
+		return s.noteRefused(ctx, a, request, policy, retryIn, err, func() error { return nil })
 	case errors.Is(err, throttle.ErrUnavailable): // for a call of the handler
 		d = s.noteUndecided(request, err)
 	case errors.Is(context.Cause(ctx), throttle.ErrLeaseLost): // which has stopped the handler
@@ -105,22 +107,26 @@ func askAgainIn(d throttle.Decision) time.Duration {
 	return d.RetryIn
 }
 
-// noteRefused notes that a task waits, as the upstream of a policy refused its call. If calls of the task were refused
-// for too long it returns a *GivenUpError.
+// noteRefused notes that a task waits, as the upstream of a policy refused its call, and reports that. If calls of the
+// task were refused for too long it returns a *GivenUpError.
 func (s *Server) noteRefused(
 	ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error,
+	report func() error,
 ) error {
 	p, _ := s.limiter.Lookup(policy) // also of a removed policy; zero, without limits, for one that it never had
 	retryIn = min(retryIn, cmp.Or(p.MaxPause, retryIn))
 	now := time.Now()
 	message, since := a.Message.WithRefusal(now)
+	// A task waits at least DefaultPause, as after a refusal for an unknown time.
+	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
+	s.noteWait(a, message, r, d, cause) // its time may run out from here on
+	if err := report(); err != nil {
+		s.limiterLog.Failed(err, "policy", policy)
+	}
 	if limit := p.MaxRefusedWait; limit > 0 && now.Add(retryIn).Sub(since) > limit {
 		a.outcome.Store(nil)
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
 	}
-	// A task waits at least DefaultPause, as after a refusal for an unknown time.
-	d := throttle.Decision{At: now, Policy: policy, RetryIn: max(retryIn, throttle.DefaultPause), Tenant: r.Tenant}
-	s.noteWait(a, message, r, d, cause)
 	if policy == r.Policy {
 		s.rejoin(ctx, a, r, &d)
 		s.noteWait(a, message, r, d, cause)
@@ -139,6 +145,10 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	}
 	var places []throttle.Place
 	err := s.breaker.Do(context.WithoutCancel(ctx), outage.AnswerWithin, func(ctx context.Context) (err error) {
+		select { // else it would wait for its own slots
+		case <-a.released.Done():
+		case <-ctx.Done():
+		}
 		places, err = s.limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
 		return err
 	})
@@ -168,8 +178,7 @@ func (e *refusedError) Error() string {
 // (throttle.Reservation.Pause). The task is requeued in front of its tenant's other tickets, and keeps its
 // retries. To use a retry all the same, call Job.Pause and return an error of another kind.
 //
-// The policy's MaxRefusedWait ends a task that is refused again and again. A task that no policy matches
-// fails with this error as with any other.
+// The policy's MaxRefusedWait ends a task that is refused again and again. Without a policy the task fails.
 func RetryAfter(d time.Duration) error { return &refusedError{d} }
 
 // A GivenUpError says that a task failed for good, as the upstream refused its calls for too long:

@@ -165,6 +165,20 @@ func TestTheLimiterHangsWhenAHandlerReturns(t *testing.T) {
 	})
 }
 
+// A task whose call was refused waits for the pause, and not for the lease of its own slot.
+func TestARefusedTaskDoesNotWaitForItsOwnSlot(t *testing.T) {
+	sitetest.Bubble(t, sitetest.AtOnce(1), func(t *testing.T, s *sitetest.Site) {
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			expect.Must(t, worker.FromContext(ctx).Pause(ctx, time.Minute))
+			throttle.CallerFrom(ctx).Refused("api", time.Minute)
+			return io.EOF
+		}, sitetest.Calm)
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"))
+		time.Sleep(10 * time.Second)
+		expect.That(t, time.Until(s.Task("t").NextProcessAt) < 4*time.Minute, s.Task("t").LastErr)
+	})
+}
+
 // A slot is released after its policy has lost its slots: else it would be renewed once they are back.
 func TestASlotIsReleasedThoughItsPolicyHasNoneNow(t *testing.T) {
 	sitetest.Bubble(t, sitetest.AtOnce(1), func(t *testing.T, s *sitetest.Site) {

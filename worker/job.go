@@ -85,8 +85,7 @@ func (j *Job) Settle(ctx context.Context, unit string, actual int64) error {
 	return err
 }
 
-// Cancel gives back what the task took, because it has not made its call. That includes
-// the task's slots in Concurrency windows.
+// Cancel gives back what the task took, with slots of Concurrency windows, because it has not made its call.
 func (j *Job) Cancel(ctx context.Context) error {
 	if err := j.matched(); err != nil {
 		return err

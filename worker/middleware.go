@@ -164,17 +164,9 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 // cancel cancels, in the background, the grant of a task that does not start, so that other tasks may fit. Units that
 // cannot be given back count until their windows have passed.
 func (s *Server) cancel(r throttle.Reservation) {
-	s.giveBack(r, true, func(ctx context.Context) error {
-		_, err := r.Cancel(ctx)
-		return err
-	})
-}
-
-// giveBack makes a call that gives back a reservation, in the background. With `wakes` it then wakes the line.
-func (s *Server) giveBack(r throttle.Reservation, wakes bool, call func(context.Context) error) {
 	s.dispatch.RetryInBackground(func(ctx context.Context) error {
-		err := call(ctx)
-		if err == nil && wakes {
+		_, err := r.Cancel(ctx)
+		if err == nil {
 			s.dispatch.Freed(s.lineOf(r.Request))
 		}
 		return err

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// Everything that a call is made of can be said: headers for all and for one, secrets from the
-// environment, bodies as text and as JSON.
+// All that a call is made of can be said: headers for all and for one, secrets of the environment, bodies of text and
+// JSON.
 func TestRunSendsWhatWasSaid(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

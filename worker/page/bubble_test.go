@@ -24,8 +24,7 @@ import (
 	"github.com/sluice-go/sluice/worker/page"
 )
 
-// inBubble runs a test with a page whose policy "p" has two tickets in line, on fake time. It counts
-// the calls to Redis.
+// inBubble runs a test with a page whose policy "p" has two tickets in line, on fake time. It counts calls to Redis.
 func inBubble(t *testing.T, test func(t *testing.T, get func() string, p *page.Page, calls *atomic.Int64)) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

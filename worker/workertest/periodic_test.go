@@ -57,8 +57,7 @@ func startManager(redisOpt asynq.RedisConnOpt, provider asynq.PeriodicTaskConfig
 	return manager
 }
 
-// asynq's PeriodicTaskManager enqueues for each tenant, and follows when tenants come and go. The tasks
-// share the limit.
+// asynq's PeriodicTaskManager enqueues for each tenant, and follows who comes and goes. The tasks share the limit.
 func TestPeriodicTasksOfTenants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := workertest.Start(t, workertest.Config{

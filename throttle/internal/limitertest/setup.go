@@ -130,8 +130,7 @@ func NewByClock(t TB, client redis.UniversalClient, c *Clock, policies ...thrott
 	return NewEdited(t, client, c, []func(string) string{WithoutExpiry}, policies...).Limiter
 }
 
-// NewEdited returns a limiter whose scripts are edited, by a clock in the test's hand or, if that
-// is nil, the clock of Redis.
+// NewEdited returns a limiter whose scripts are edited, by a clock in the test's hand or, without one, by Redis's.
 func NewEdited(t TB, client redis.UniversalClient, c *Clock, edits []func(string) string, policies ...throttle.Policy) *Hooked {
 	t.Helper()
 	edit, check := edited(edits)

@@ -93,8 +93,7 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 	})
 }
 
-// What several settles added is given back as if the first had added all: of others nothing is, who were
-// granted when a later one added.
+// What several settles added is given back as if the first had added all: nothing of others, granted later, is.
 func TestOthersKeepWhatIsCounted(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(tokens(1000, m)))
 	of := func(units int64) throttle.Request {

@@ -219,8 +219,7 @@ func TestReadyTasksOutlastAnOutage(t *testing.T) {
 	})
 }
 
-// That a task without retries left may have started is noted before it does. One that has been recovered
-// meanwhile does not start.
+// That a task without retries left may have started is noted before. One that was recovered meanwhile does not start.
 func TestALastAttemptIsNotedBeforeItStarts(t *testing.T) {
 	inBubble(t, nil, slots(3), func(b *bench) {
 		b.enqueue("plain", "default", "a", "b", "c")

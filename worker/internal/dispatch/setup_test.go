@@ -68,8 +68,8 @@ func (w *wire) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 	return next(ctx, cmd)
 }
 
-// during does something once, after the next script ran and before its reply is known. Calls that are under
-// way have ended by then.
+// during does something once, after the next script ran and before its reply is known. Calls under way have ended
+// then.
 func (w *wire) during(do func()) {
 	synctest.Wait()
 	w.Store(&sitetest.Fault{Is: sitetest.IsScript, Lost: true, Hits: sitetest.Only(1), Meanwhile: do})

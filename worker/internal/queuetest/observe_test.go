@@ -55,8 +55,7 @@ func TestStartsAreObserved(t *testing.T) {
 	})
 }
 
-// It is told of tasks that are requeued, or run uncounted, as the limiter could not decide: whether
-// Redis is away or silent.
+// It is told of tasks that are requeued, or run uncounted, as the limiter could not decide: Redis is away, or silent.
 func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 	for _, row := range []struct {
 		open   bool

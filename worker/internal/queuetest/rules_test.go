@@ -76,8 +76,7 @@ func TestAnOldGrantThatIsDeniedWaitsInFront(t *testing.T) {
 	})
 }
 
-// What a client computes may be another than what a worker does: the worker's word counts, and
-// nothing is charged twice.
+// A client may compute something else than a worker: the worker's word counts, and nothing is charged twice.
 func TestTheWorkersRequestCounts(t *testing.T) {
 	for name, id := range map[string]worker.Identity{
 		"cost": {Cost: map[string]int64{"requests": 7}, Tenant: "acme"}, "tenant": {Tenant: "beta"},

@@ -106,8 +106,7 @@ func (s *Site) WantNobodyInLine() {
 	expect.That(s, len(left) == 0, "left in the line:", left)
 }
 
-// Tasks that two quick servers have in their hands at once, or that are called at one moment, are
-// in each other's order by chance.
+// The order of tasks that two quick servers have at once, or that are called at one moment, is chance.
 const (
 	inFlight  = 2 * throttle.MaxTake
 	oneMoment = 200 * time.Millisecond

@@ -297,8 +297,7 @@ func (s *Site) Used() int64 {
 	return d.Windows[0].Used
 }
 
-// WaitUsed waits until n units of acme's window are used. What a task was granted in vain is given
-// back in the background.
+// WaitUsed waits until n units of acme's window are used: grants in vain are given back in the background.
 func (s *Site) WaitUsed(n int64) {
 	s.Helper()
 	s.Wait(fmt.Sprintf("%d units are used", n), func() bool { return s.Used() == n })

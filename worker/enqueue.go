@@ -178,8 +178,7 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// addHeaders adds the configured headers, and the class of a batch's task. It replaces invalid UTF-8, as no server
-// could read such a task.
+// addHeaders adds the configured headers, and the class of a batch's task. It replaces invalid UTF-8.
 func (c capture) addHeaders(ctx context.Context, e *enqueueTask, call *asynqredis.EnqueueCall) {
 	if c.headers != nil {
 		for name, value := range c.headers(ctx, e.task) {

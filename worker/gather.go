@@ -38,8 +38,7 @@ const (
 	storedFor = 2 * time.Minute
 )
 
-// do commits a task, and returns when that is done. If the context ends before the task's commit begins, the task
-// fails with the context's error.
+// do commits a task, and waits for that. If the context ends before the commit begins, the task fails with its error.
 func (g *gatherer) do(ctx context.Context, e *enqueueTask) {
 	g.mu.Lock()
 	if !g.busy {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -50,16 +51,19 @@ func (s *Server) end(a *attempt, j *Job) {
 	j.mu.Unlock()
 	released, tried := context.WithCancel(context.Background())
 	a.released = released
-	s.dispatch.RetryInBackground(func(ctx context.Context) (err error) {
+	s.dispatch.RetryInBackground(func(ctx context.Context) error {
 		defer tried()
-		for _, reservation := range held {
-			failed := reservation.Release(ctx) // without slots it ends a Hold
-			if failed == nil && reservation.Lease() > 0 {
-				s.dispatch.Freed(s.lineOf(reservation.Request))
-			}
-			err = cmp.Or(err, failed)
+		errs := make([]error, len(held))
+		var all sync.WaitGroup // side by side: each may take 5 s
+		for i, r := range held {
+			all.Go(func() {
+				if errs[i] = r.Release(ctx); errs[i] == nil && r.Lease() > 0 { // without slots it ends a Hold
+					s.dispatch.Freed(s.lineOf(r.Request))
+				}
+			})
 		}
-		return err // if it fails for long, the leases expire
+		all.Wait()
+		return cmp.Or(errs...) // if it fails for long, the leases expire
 	})
 }
 
@@ -127,7 +131,7 @@ func (s *Server) noteRefused(
 		a.outcome.Store(nil)
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
 	}
-	if policy == r.Policy {
+	if policy == r.Policy && a.ctx.Err() == nil { // else asynq has ended the attempt
 		s.rejoin(ctx, a, r, &d)
 		s.noteWait(a, message, r, d, cause)
 	}

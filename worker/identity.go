@@ -49,8 +49,7 @@ func (id Identity) text() string {
 	return values.Encode()
 }
 
-// IdentityOf returns the identity that NewTask put into the task's header. For other tasks it is
-// empty. It returns an error if the header is malformed.
+// IdentityOf returns the identity that NewTask put into the header, or an empty one. A malformed header is an error.
 func IdentityOf(task *asynq.Task) (Identity, error) {
 	if task == nil {
 		return Identity{}, errors.New("worker: IdentityOf: task is nil")

@@ -112,9 +112,9 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// Reserve reserves more for the job, for a second call or by a second policy, and does not wait. A
-// denial is a *throttle.DeniedError. The request's policy, tenant and attributes default to the
-// task's own. A task that no policy matches must name a policy.
+// Reserve reserves more for the job, for another call or by another policy, without a wait. A denial is a
+// *throttle.DeniedError. Policy, tenant and attributes default to the task's. A task that no policy matches must name
+// one.
 //
 // If a handler returns the denial its task is requeued, and keeps its retries. After the denial's RetryIn the task
 // joins the line of its own policy, at the front; or after a second, if it was denied a slot that may be given back

@@ -23,8 +23,7 @@ const putOffFrom = time.Minute
 func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask) {
 	err := c.joinLine(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
-		// The tasks stay scheduled, and keep their Info. They join when forward finds them: thousands of pending ones would
-		// take slots in vain.
+		// The tasks stay scheduled until forward finds them: thousands of pending ones would take slots in vain.
 		for _, e := range es {
 			e.Err = err
 		}

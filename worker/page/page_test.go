@@ -134,7 +134,8 @@ func (v *visitor) do(r *http.Request, status int) string {
 func (v *visitor) get(path string) (text string) {
 	v.Helper()
 	r, _ := http.NewRequest("GET", v.url+path, nil)
-	for i := 0; i == 0 || i < 5 && strings.Contains(text, "Redis does not answer"); i++ { // in time, on a slow machine
+	for i := 0; i == 0 || i < 8 && strings.Contains(text, "Redis does not answer"); i++ { // in time, on a slow machine
+		time.Sleep(time.Duration(min(i, 1)) * time.Second) // an answer is shown for a second
 		text = v.do(r, http.StatusOK)
 	}
 	return text

@@ -178,7 +178,7 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// addHeaders adds the configured headers, and the class of a batch's task. It replaces invalid UTF-8.
+// addHeaders adds the configured headers, and a batch's class. It replaces invalid UTF-8, which no server could read.
 func (c capture) addHeaders(ctx context.Context, e *enqueueTask, call *asynqredis.EnqueueCall) {
 	if c.headers != nil {
 		for name, value := range c.headers(ctx, e.task) {

@@ -188,7 +188,7 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 			"<dt>Last starts</dt>", "0 of 2 in 1m")
 		v.wants(v.get("?find=acme"), `<a href="./?policy=github&amp;tenant=acme"><bdi title="acme">acme</bdi></a> in`, "<b>5</b> waiting")
 		v.wants(v.get("?find=GIT"), `Policy <a href="./?policy=github">github</a>`)
-		v.wants(v.get("?find=acme-4"), "<bdi>acme-4</bdi>", "queue default", "github:star", "Starts in about", "Joined the line", "<b>minute</b> has room for it",
+		v.wants(v.get("?find=acme-4"), "<bdi>acme-4</bdi>", "queue default", "github:star", "Starts in about", "Began to wait", "<b>minute</b> has room for it",
 			"position 5", "of 5 of its tenant", "<dt>Delayed by</dt><dd>minute</dd>", "<b>Binds</b>",
 			`<a href="https://ops.example.com/asynqmon/queues/default/tasks/acme-4">`)
 		v.wants(v.get("queues/default/tasks/acme-4"), "<bdi>acme-4</bdi>", "queue default", "position 5")

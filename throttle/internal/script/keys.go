@@ -48,7 +48,7 @@ func escapeAll(values []string) string {
 	return strings.Join(escaped, ",")
 }
 
-// ParseScopes returns by attribute, the values in keys that ScopeKey made, joined by "+".
+// ParseScopes returns, by attribute, the values in keys that ScopeKey made, joined by "+".
 func ParseScopes(keys string) map[string]string {
 	all := map[string]string{}
 	for key := range strings.SplitSeq(keys, "+") {

@@ -52,9 +52,9 @@ func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Durat
 	// A timer ends the work in time, as a renewal may wait for Redis for longer than the lease lasts.
 	expiry := time.AfterFunc(lease-lease/10, func() { h.cancel(ErrLeaseLost) })
 	defer expiry.Stop()
-	for pause := lease / 3; ; {
+	for delay := lease / 3; ; {
 		select {
-		case <-time.After(pause):
+		case <-time.After(delay):
 		case <-ctx.Done():
 			return
 		}
@@ -65,14 +65,14 @@ func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Durat
 		_, stands := r.limiter.holds.Load(r.ID) // no Release or Cancel is under way
 		switch {
 		case err != nil || !held && !stands:
-			pause = lease / 20
+			delay = lease / 20
 		case !held:
 			h.cancel(ErrLeaseLost)
 			return
 		default:
 			lease = cmp.Or(r.Lease(), lease) // the policy's lease may be another by now
 			expiry.Reset(lease - lease/10 - time.Since(asked))
-			pause = lease / 3
+			delay = lease / 3
 		}
 	}
 }

@@ -189,16 +189,16 @@ func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redi
 // call of the recoverer, whose context does not end, once: the recoverer comes again.
 func (s *Server) repeat(ctx context.Context, do func(ctx context.Context, again bool) error) error {
 	_, ends := ctx.Deadline()
-	for pause, again := (outage.Backoff{}), false; ; again = true {
+	for backoff, again := (outage.Backoff{}), false; ; again = true {
 		call, cancel := context.WithTimeout(ctx, cleanUpTimeout)
 		err := do(call, again)
 		cancel()
 		if !ends || !asynqredis.IsOutage(err) {
 			return err
 		}
-		pause.Fail(time.Now())
+		backoff.Fail(time.Now())
 		select {
-		case <-time.After(time.Until(pause.Until)):
+		case <-time.After(time.Until(backoff.Until)):
 		case <-ctx.Done():
 			return err
 		case <-s.shutdownGrace.Done():

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	mathrand "math/rand/v2"
 	"strconv"
-	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -17,9 +16,6 @@ import (
 type joins struct {
 	limiter *throttle.Limiter
 	asynqID string
-
-	mu     sync.Mutex
-	joined []throttle.Ticket // one of each call
 }
 
 func (s *site) newJoins(policies ...throttle.Policy) *joins {
@@ -63,9 +59,6 @@ func (j *joins) join(ctx context.Context, policy string, n int) {
 			Ticket: throttle.Ticket{Queue: j.asynqID + "/default", ID: taskID()},
 		}
 	}
-	j.mu.Lock()
-	j.joined = append(j.joined, requests[0].Ticket)
-	j.mu.Unlock()
 	for _, place := range must(j.limiter.Line(policy).Join(ctx, requests)) {
 		check(place.Err)
 	}

@@ -146,7 +146,7 @@ func (b Batch) compile() (*compiled, error) {
 	c.Missed, c.Queue = cmp.Or(b.Missed, MissedSkip), cmp.Or(b.Queue, "default")
 	c.MissedWithin, c.Late = cmp.Or(b.MissedWithin, defaultMissedWithin), cmp.Or(b.Late, LateWarn)
 	c.Overlap = cmp.Or(b.Overlap, OverlapAllow)
-	schedule, inSchedule := strings.TrimPrefix(b.Schedule, "CRON_"), ""
+	schedule, inSchedule := strings.Replace(b.Schedule, "CRON_TZ=", "TZ=", 1), ""
 	if rest, ok := strings.CutPrefix(schedule, "TZ="); ok {
 		inSchedule, schedule, _ = strings.Cut(rest, " ")
 	}

@@ -47,7 +47,7 @@ func TestTicksAreDueOnTimeOrWhenMissed(t *testing.T) {
 			"2026-01-01T00:00:00Z", "2026-01-08T00:00:10Z", "2026-01-08T00:00:00Z"},
 		{"a zone", batch.Batch{Schedule: "0 2 * * *", Timezone: "Europe/Berlin"},
 			"2026-01-01T01:00:00Z", "2026-01-02T01:00:10Z", "2026-01-02T01:00:00Z"},
-		{"a zone in the schedule", batch.Batch{Schedule: "TZ=Europe/Berlin 0 2 * * *"},
+		{"a zone in the schedule", batch.Batch{Schedule: "CRON_TZ=Europe/Berlin 0 2 * * *"},
 			"2026-01-01T01:00:00Z", "2026-01-02T01:00:10Z", "2026-01-02T01:00:00Z"},
 		// Berlin sets its clocks from 2:00 to 3:00 on 29 March 2026, and from 3:00 to 2:00 on 25 October.
 		{"a time that does not come", batch.Batch{Schedule: "30 2 * * *", Timezone: "Europe/Berlin", Missed: batch.MissedOnce},
@@ -123,9 +123,9 @@ func TestABatchThatCannotBeUsedSaysWhy(t *testing.T) {
 	}{
 		{`batch "a b": name "a b": must be 1 to 64 of the characters A-Z a-z 0-9 _ . -`,
 			func(b *batch.Batch) { b.Name = "a b" }},
-		{`batch "nightly": schedule "2 o'clock": must be a cron expression of five fields, ` +
+		{`batch "nightly": schedule "CRON_0 2 * * *": must be a cron expression of five fields, ` +
 			`such as "0 2 * * *" for two o'clock every night, or such as "@every 1h"`,
-			func(b *batch.Batch) { b.Schedule = "2 o'clock" }},
+			func(b *batch.Batch) { b.Schedule = "CRON_0 2 * * *" }},
 		{`batch "nightly": schedule "0 0 30 2 *": must come within the next five years`,
 			func(b *batch.Batch) { b.Schedule = "0 0 30 2 *" }},
 		{`batch "nightly": timezone "Berlin": must be a name of the IANA time zone database, such as "Europe/Berlin"`,

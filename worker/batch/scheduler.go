@@ -109,7 +109,7 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 	defer all.Wait()
 	var working sync.Map // firings for which this process works
 	for failed := false; ; {
-		unfinished, pause, err := s.tick(ctx, b)
+		unfinished, delay, err := s.tick(ctx, b)
 		if err != nil && ctx.Err() == nil && !failed {
 			s.config.Logger.Error("batch: Redis does not answer", "batch", b.Name, "error", err)
 		}
@@ -122,26 +122,26 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 				})
 			}
 		}
-		if !sleep(ctx, pause) {
+		if !sleep(ctx, delay) {
 			return
 		}
 	}
 }
 
 // tick decides the ticks that are due. It returns the firings that have not ended, and when to ask next.
-func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqredis.Firing, pause time.Duration, err error) {
+func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqredis.Firing, delay time.Duration, err error) {
 	ticks := b.Schedule + " " + b.zone.String()
 	known, err := s.redis.Schedule(ctx, b.Queue, b.Name, ticks)
 	if err != nil {
 		return nil, askEvery, err
 	}
-	pause = askEvery
+	delay = askEvery
 	if b.schedule != nil {
-		pause = max(time.Millisecond, min(pause, b.next(known.Now).Sub(known.Now)))
+		delay = max(time.Millisecond, min(delay, b.next(known.Now).Sub(known.Now)))
 	}
 	fire, upTo := b.due(known.Last, known.Now)
 	if upTo.IsZero() {
-		return known.Open, pause, nil
+		return known.Open, delay, nil
 	}
 	f := asynqredis.Firing{Queue: b.Queue, Batch: b.Name, Tick: fire.UTC()}
 	fires, err := s.redis.Fire(ctx, f, ticks, known.Last, upTo, b.Overlap == OverlapSkip)
@@ -152,7 +152,7 @@ func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqre
 		s.config.Logger.Warn("batch: a tick is skipped, as the firing before it has not ended",
 			"batch", b.Name, "firing", f.Name())
 	}
-	return known.Open, pause, err
+	return known.Open, delay, err
 }
 
 // ErrOverlap is the error if a batch does not fire because another firing of it has not ended.

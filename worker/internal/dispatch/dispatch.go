@@ -139,9 +139,9 @@ func (d *Dispatcher) Close(ctx context.Context) {
 
 func (d *Dispatcher) isStopped() bool { return d.serving.Err() != nil }
 
-func (d *Dispatcher) sleep(pause time.Duration) {
+func (d *Dispatcher) sleep(delay time.Duration) {
 	select {
-	case <-time.After(pause):
+	case <-time.After(delay):
 	case <-d.ctx.Done():
 	}
 }
@@ -160,15 +160,15 @@ func (d *Dispatcher) inBackground(run func()) {
 // RetryInBackground makes a call in the background, and repeats it for ten seconds while it fails.
 func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 	d.inBackground(func() {
-		for end, pause := time.Now().Add(2*cleanUpTimeout), (outage.Backoff{}); ; {
+		for end, backoff := time.Now().Add(2*cleanUpTimeout), (outage.Backoff{}); ; {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), cleanUpTimeout)
 			err := do(ctx)
 			cancel()
 			if err == nil || d.ctx.Err() != nil || time.Now().After(end) {
 				return
 			}
-			pause.Fail(time.Now())
-			d.sleep(time.Until(pause.Until))
+			backoff.Fail(time.Now())
+			d.sleep(time.Until(backoff.Until))
 		}
 	})
 }

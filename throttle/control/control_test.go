@@ -15,6 +15,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
@@ -64,8 +65,8 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 
 func TestOfTwoPublishersOneWins(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
-		s := newStore(t, client)
-		version := int64(0)
+		client.AddHook(hooktest.Hook(hooktest.Twice))
+		s, version := newStore(t, client), int64(0)
 		for round := range 5 {
 			var wins atomic.Int64
 			before := version
@@ -83,8 +84,7 @@ func TestOfTwoPublishersOneWins(t *testing.T) {
 				})
 			}
 			all.Wait()
-			n := wins.Load()
-			expect.Require(t, n == 1, "round", round, n, "of 4 publishers have replaced the same version")
+			expect.Require(t, wins.Load() == 1, "round", round, wins.Load(), "of 4 publishers have replaced the same version")
 		}
 		changes, err := s.Changes(t.Context(), 100)
 		expect.That(t, err == nil && len(changes) == 5, "the log has", len(changes), "changes, not 5", err)

@@ -21,8 +21,7 @@ func fieldOf(kind, policy, tenant string) string {
 	return kind + " " + policy + " " + url.QueryEscape(tenant)
 }
 
-// add reads a field of the state: a number, and JSON. It ignores parts of overrides and pauses that this program
-// is too old to know.
+// add reads a field of the state: a number, and JSON. Parts that only newer programs know are left out.
 func (s *State) add(field, value string) error {
 	kind, names, _ := strings.Cut(field, " ")
 	_, escaped, _ := strings.Cut(names, " ")
@@ -165,8 +164,7 @@ func DescribeOverride(o throttle.TenantOverride) string {
 	return strings.Join(parts, ", ")
 }
 
-// Describe describes the override of a tenant, or with Paused the pause: its end, author and reason. It
-// is empty if none is in force.
+// Describe describes the override of a tenant (Paused: the pause): end, author, reason. It is empty if there is none.
 func (s State) Describe(kind, policy, tenant string) string {
 	until := func(end time.Time, who, why string) string {
 		return fmt.Sprintf(" until %s UTC by %s: %s", end.UTC().Format(time.DateTime), quote.Name(who), quote.Name(why))

@@ -12,6 +12,7 @@ package control
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/json"
@@ -82,8 +83,7 @@ type State struct {
 	// Policies are the published policies, with their defaults. It is nil if none were published.
 	Policies []throttle.Policy
 
-	// Removed are policies that were published before, with their last windows, by which tickets
-	// that still wait start.
+	// Removed are formerly published policies, with their last windows: by them, waiting tickets start.
 	Removed []throttle.Policy `json:",omitempty"`
 
 	// PoliciesErr says why Policies cannot be read, perhaps because this program is older than they are.
@@ -196,8 +196,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	return s.change(ctx, "policies", string(text), 0, version, change)
 }
 
-// removed returns the policies with a line that is not in `lines`: published ones, and earlier removed ones if
-// tickets still wait for them.
+// removed returns the policies with a line that is not in `lines`: published, or removed while tickets wait.
 func (s *Store) removed(ctx context.Context, before State, lines []string) (removed []throttle.Policy, err error) {
 	for i, p := range slices.Concat(before.Policies, before.Removed) {
 		l, err := s.newLimiter([]throttle.Policy{p})
@@ -232,6 +231,7 @@ func (s *Store) change(
 	if err := c.Author.validate(); err != nil {
 		return 0, err
 	}
+	c.ID = rand.Text()          // until it is read: see change.lua
 	entry, _ := json.Marshal(c) // strings, and policies that were encoded before
 	keys := []string{s.key("state"), s.key("log")}
 	reply, err := changeScript.Run(ctx, s.client(), keys, field, value, ttl.Microseconds(), version,

@@ -7,7 +7,7 @@
 --       3 ttl        of an override or a pause (us)
 --       4 version    of policies: the version that this replaces
 --       5 most       overrides and pauses that may be in force
---       6 entry      JSON, for the log
+--       6 entry      JSON, for the log: each has an ID of its own
 --       7 kept       entries of the log
 -- reply status, version; with status 3 how many are in force
 --       status   1 done, or with version 0 nothing to delete   2 conflict: policies have another
@@ -17,8 +17,11 @@
 -- Redis may lose the state and begin anew), and those of ARGV[1]. Policies are "VERSION JSON", an override
 -- and a pause "UNTIL JSON" (us).
 
-local field, value = ARGV[1], ARGV[2]
-local t = redis.call('TIME')
+-- go-redis has repeated the call, as the reply was lost.
+local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
+if last and last[2][2] == ARGV[6] then return {1, tonumber(last[2][4])} end
+
+local field, value, t = ARGV[1], ARGV[2], redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local state = redis.call('HGETALL', KEYS[1])
 local known, count, ended = {}, 0, {}

@@ -17,7 +17,7 @@ var GCRA = Algorithm{
 	},
 	Params: func(w Window) [4]int64 {
 		span, drained := gcraRate(w)
-		return [4]int64{w.Burst, span, drained}
+		return [4]int64{w.Burst, span, drained, (w.Period + w.Margin).Microseconds()}
 	},
 	Simulate: func(w Window, c Counted) Simulated {
 		each := float64((w.Period + w.Margin).Microseconds()) / float64(w.Limit)

@@ -68,7 +68,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 		"a bucket is spread too": {with(false, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 5, Period: s, Shared: true}), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.waits("a2", "a3", "a4")
-			st.spreads(62500*us, 100*ms, "a2", "a3", "a4")
+			st.spreads(125*ms, 100*ms, "a2", "a3", "a4")
 		}},
 		"slots are not spread": {with(false, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 10, Shared: true}), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)

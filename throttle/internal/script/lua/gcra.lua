@@ -1,7 +1,7 @@
 -- gcra.lua: `burst` units at once, then one unit every period/limit. Source: the generic cell rate algorithm (ITU-T
 -- I.371, the continuous-state leaky bucket form), in integers: no rounding error ever adds up.
 --
---   parameters  p1 burst (units at once), p2 span (us), p3 drain (units a span); p3/p2 is in lowest terms
+--   parameters  p1 burst (units at once), p2 span (us), p3 drain (units a span): p3/p2 in lowest terms; p4 period
 --   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, parts < span
 --
 -- The level is two numbers, as burst x span can be far above 2^53, up to which doubles are exact.
@@ -60,7 +60,7 @@ end
 
 algorithms['g'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
-    local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0, used = 0, period = p1 * p2 / p3}
+    local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0, used = 0, period = p1 * p2 / p3, stated = p4}
     if data then
       if to - from ~= 27 then return nil end
       local units, parts = unpack7(data, from + 7), unpack7(data, from + 14)

@@ -282,7 +282,7 @@ local function new_order(L, names, strict)
       local st = scope.states[i]
       if st.period and st.period <= PACED then
         longest = max(longest, st.period)
-        until_next = max(until_next, costs.windows[i] * st.period / st.limit)
+        until_next = max(until_next, costs.windows[i] * st.every)
       end
     end
     if until_next > 0 then standings.time = ceil(max(standings.time, now - delay) + until_next) end

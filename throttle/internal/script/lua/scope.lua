@@ -14,9 +14,10 @@
 --                                  is one: data[from .. to]; nil if that is malformed. clock_off: if
 --                                  `now` is not among the ticks that were sent, and st is a guess
 --                                  st.limit: the most units that ever fit; st.used: the units that
---                                  count; st.period, if the window has a rate: the us in which it
---                                  grants st.limit units; st.resets and st.margin as in fixed.lua;
---                                  st.lease and st.hold, with release, as in concurrency.lua
+--                                  count; of a window with a rate st.period, the us in which it grants
+--                                  st.limit units, st.every, those of one unit, and st.stated, the
+--                                  policy's period if it is another; st.resets and st.margin as in
+--                                  fixed.lua; st.lease and st.hold, with release, as in concurrency.lua
 --   fits_at(st, now, cost, ahead, each) -> time >= now
 --                                  the earliest time (for leases an upper bound of it) from which on `cost`
 --                                  fits if `ahead` units go first, in tickets of `each` (1: any)
@@ -51,6 +52,7 @@ local function load_window(scope, i, data, from, to)
     scope.failed = 'SLUICE_CLOCK window ' .. window.name ..
       ': the time of Redis is not among the ticks that were sent'
   end
+  if st and st.period then st.stated, st.every = st.stated or st.period, st.period / st.limit end
   scope.states[i] = st
   return st
 end

@@ -50,11 +50,11 @@ local function new_upstream()
   local function shortest(scope)
     local least, first
     for _, i in ipairs(scope.spec.windows) do
-      local period = scope.states[i].period
+      local period = scope.states[i].stated
       if period and (not least or period < least) then least, first = period, i end
     end
     if not least then return nil end
-    return least, first, min(max(least * 10 / scope.states[first].limit, SECOND), MINUTE)
+    return least, first, min(max(10 * scope.states[first].every, SECOND), MINUTE)
   end
 
   -- rate_at returns the rate at a time, as a part of the published one.
@@ -92,28 +92,27 @@ local function new_upstream()
     return wait, changes
   end
 
-  -- spread_at returns when a grant of the window may go after `ahead` units, while grants are spread; nil if
-  -- the window does not adapt.
+  -- spread_at returns when grants of a window may go after `ahead` units, while they are spread; nil if none adapts.
   local function spread_at(scope, st, now, adapted, ahead)
     local period, _, ten_calls = shortest(scope)
-    if not st.period or st.period ~= period then return nil end
+    if not st.stated or st.stated ~= period then return nil end
     local time = adapted.next
-    if ahead > 0 then time = max(time, now) + ceil(ahead / st.limit * period / rate_at(adapted, now, ten_calls)) end
+    if ahead > 0 then time = max(time, now) + ceil(ahead * st.every / rate_at(adapted, now, ten_calls)) end
     return min(time, adapted.spread)
   end
 
   -- charge_spread notes when the next grant may go after one with these costs.
   local function charge_spread(scope, adapted, costs, now)
     local period, _, ten_calls = shortest(scope)
-    local part = 0
+    local spacing = 0
     for _, i in ipairs(scope.spec.windows) do
-      if scope.states[i].period == period then part = max(part, costs[i] / scope.states[i].limit) end
+      if scope.states[i].stated == period then spacing = max(spacing, costs[i] * scope.states[i].every) end
     end
-    if part == 0 then return end
+    if spacing == 0 then return end
     -- A request that comes late may catch up by LATE. Where the rate is cut it is less, such as 1 ms at a spacing
     -- of 100 ms, as the upstream may want calls to be apart.
     local rate = rate_at(adapted, now, ten_calls)
-    local spacing = part * period / rate
+    spacing = spacing / rate
     local late = rate < 1 and min(LATE, 1e8 / spacing) or LATE
     adapted.next = ceil(max(adapted.next, now - late) + spacing)
   end

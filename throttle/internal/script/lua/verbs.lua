@@ -61,8 +61,7 @@ local function new_verbs(call)
     for i = 1, call.line and #r.suffixes or 0 do call.line.places().look_again(r.suffixes[i]) end
   end
 
-  -- tell calls a function of upstream.lua for the scopes that a request names. The status is 8 if it returns
-  -- false for all.
+  -- tell calls a function of upstream.lua for the scopes that a request names. The status is 8 if all return false.
   local function tell(act, r, list, now)
     local status = 8
     for _, number in ipairs(r.scopes) do

@@ -190,16 +190,23 @@ func TestAJobsCallLearnsWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		server := newUpstream(t, func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("RateLimit", `"all";r=1;t=600`) })
-		limiter := limitertest.New(t, client, policy("api", perHour(1000)))
+		window := perHour(1000)
+		window.Per, window.Shared = []string{"user"}, false
+		limiter := limitertest.New(t, client, policy("api", window))
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, LearnOnly: true})
-		grant := limitertest.Reserve(t, limiter, throttle.Request{Policy: "api"})
-		for _, job := range []*throttle.Caller{{Request: grant.Reservation.Request}, {Decision: grant, Request: grant.Reservation.Request}} {
-			expect.Must(t, expect.ErrOf(get(throttle.WithCaller(t.Context(), job), rt, server.URL)))
-			left := limitertest.Peek(t, limiter, throttle.Request{Policy: "api", Cost: map[string]int64{"requests": 2}})
-			expect.Equal(t, !left.Granted, (job.Decision.Policy != ""),
-				"by a job with the decision", job.Decision, "granted", left.Granted)
+		of := func(user string) throttle.Request {
+			return throttle.Request{Policy: "api", Attributes: map[string]string{"team": "x", "user": user}}
 		}
-		one := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"})
+		bob := throttle.Request{Policy: "api", Attributes: map[string]string{"user": "bob"}} // of the scope, as a taken ticket
+		grant := limitertest.Reserve(t, limiter, bob)
+		for i, job := range []*throttle.Caller{{Request: bob}, {Decision: grant, Request: of("eve")}, {Decision: grant, Request: of("bob")}} {
+			expect.Must(t, expect.ErrOf(get(throttle.WithCaller(t.Context(), job), rt, server.URL)))
+			two := bob
+			two.Cost = map[string]int64{"requests": 2}
+			left := limitertest.Peek(t, limiter, two)
+			expect.Equal(t, left.Granted, i < 2, "after a call of", job.Request, "granted", left.Granted)
+		}
+		one := limitertest.Peek(t, limiter, bob)
 		expect.That(t, one.Granted, "the one that is left is denied")
 	})
 }

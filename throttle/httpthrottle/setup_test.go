@@ -47,8 +47,7 @@ func newTransport(t testing.TB, c httpthrottle.TransportConfig) *httpthrottle.Tr
 		t.Cleanup(base.CloseIdleConnections)
 		c.Base = base
 	}
-	transport := expect.Got(httpthrottle.NewTransport(c))(t)
-	return transport
+	return expect.Got(httpthrottle.NewTransport(c))(t)
 }
 
 // An upstream is a server that counts its calls.

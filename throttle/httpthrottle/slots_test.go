@@ -122,8 +122,7 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 			<-r.Context().Done()
 		})
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
-		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"}).RoundTrip(req)
-		expect.Must(t, err)
+		resp := expect.Got(newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"}).RoundTrip(req))(t)
 		client.FlushAll(t.Context())
 		other := throttle.Request{Policy: "api", Tenant: "exempt"} // a renewal may have come before
 		d, err := limiter.Reserve(t.Context(), other)

@@ -39,7 +39,8 @@ type TransportConfig struct {
 	Base http.RoundTripper
 
 	// LearnOnly reserves nothing: for calls of jobs that took their cost when they began. Refusals pause the policy
-	// all the same. Remaining units are learnt if the Caller's Decision is of the call's policy and tenant.
+	// all the same. Remaining units are learnt if the Caller's Decision is of the call's policy, tenant and
+	// attributes.
 	LearnOnly bool
 
 	// Limiter decides. It is required.
@@ -161,15 +162,26 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return t.call(req, caller, d)
 }
 
-// decisionOf returns the decision that stands for a call that reserves nothing: the job's, if it is of
-// the same policy and tenant, or else a decision that has only the request.
+// decisionOf returns the decision that stands for a call that reserves nothing: the job's, if it is of the same
+// policy, tenant and attributes, or else a decision that has only the request.
 func (t *Transport) decisionOf(caller *throttle.Caller, r throttle.Request) throttle.Decision {
 	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
-	if job := caller.Decision; job.Reservation.ID != "" && job.Policy == r.Policy && job.Tenant == r.Tenant {
+	if job := caller.Decision; job.Reservation.ID != "" && job.Policy == r.Policy && job.Tenant == r.Tenant &&
+		hasAttributes(r, job.Reservation.Attributes) {
 		d = job
 	}
 	d.Reservation = t.c.Limiter.Attach(d.Reservation)
 	return d
+}
+
+// hasAttributes reports whether a request has the attributes of a grant. A taken ticket has only those of scopes.
+func hasAttributes(r throttle.Request, granted map[string]string) bool {
+	for name, value := range granted {
+		if name != throttle.TenantAttribute && r.Attributes[name] != value {
+			return false
+		}
+	}
+	return true
 }
 
 func (t *Transport) identify(req *http.Request, caller *throttle.Caller) (throttle.Request, bool) {

@@ -107,7 +107,7 @@ func (d *demo) run(ctx context.Context) error {
 		return err
 	}
 	d.introduce()
-	if err := d.enqueue(ctx, limiter); err != nil {
+	if err := d.enqueue(ctx, limiter); err != nil && ctx.Err() == nil {
 		return err
 	}
 

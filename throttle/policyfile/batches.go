@@ -1,6 +1,13 @@
 package policyfile
 
-import "time"
+import (
+	"strconv"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/sluice-go/sluice/throttle/internal/quote"
+)
 
 // A Batch is an entry under the key "batches", as it is written. Fields that the file leaves out are zero. Package
 // worker/batchfile checks the values of the others.
@@ -40,14 +47,18 @@ type BatchTasks struct {
 	Type      string
 }
 
-// Bad returns an *Error about a field of the batch, such as "schedule".
-func (b Batch) Bad(field, hint string) error {
+// Bad returns an *Error about a field of the batch, such as "schedule". Text is shown in place of a mapping that has it.
+func (b Batch) Bad(field string, value any, hint string) error {
 	o := b.object
 	f, ok := o.fields[field]
 	if !ok {
 		return &Error{o.file, o.line, o.where, field + " is missing", hint}
 	}
-	return &Error{o.file, f.line, o.where, field + " " + show(f.node), hint}
+	shown := show(f.node)
+	if text, ok := value.(string); ok && follow(f.node).Kind == yaml.MappingNode {
+		shown = strconv.Quote(quote.Short(text))
+	}
+	return &Error{o.file, f.line, o.where, field + " " + shown, hint}
 }
 
 // checkBatch reports missing keys, and keys that exclude each other.

@@ -16,8 +16,7 @@ import (
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
-// In the morning what failed is retried by one call, with all its retries, and the end is reported once
-// more. The task that reports needs no policy.
+// In the morning what failed is retried by one call, with all retries, and the end reported again.
 func TestWhatFailedIsRetried(t *testing.T) {
 	inBubble(t, many(), func(t *testing.T, s *site) {
 		b := batch.Batch{Name: "b", Ended: "report", Tasks: calls(20), Tenants: batch.List("acme", "zeta")}

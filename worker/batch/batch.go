@@ -40,16 +40,13 @@ type Batch struct {
 	// Missed decides about ticks that came while no scheduler ran. The default is MissedSkip.
 	Missed Missed
 
-	// MissedWithin is the age up to which a missed tick fires: 1 second to 720 hours. It needs MissedOnce.
-	// The default is 24 hours.
+	// MissedWithin is the age up to which missed ticks fire: 1 s to 720 hours, by default 24. It needs MissedOnce.
 	MissedWithin time.Duration
 
-	// Name identifies the batch: at most 64 letters, digits, "_", "-" and ".". It is required. Names
-	// of one queue must differ.
+	// Name, required, identifies the batch in its queue: at most 64 letters, digits, "_", "-" and ".".
 	Name string
 
-	// Options are for every task. TaskID and Queue have no effect. With ProcessAt, ProcessIn or Group the
-	// tasks are refused.
+	// Options are for every task. TaskID and Queue have no effect. ProcessAt, ProcessIn and Group are refused.
 	Options []asynq.Option
 
 	// OnFailed bounds how many tasks may fail for good. "stop at 20%" stops the firing as soon as so many of
@@ -149,6 +146,7 @@ func (b Batch) compile() (*compiled, error) {
 	schedule, inSchedule := strings.Replace(b.Schedule, "CRON_TZ=", "TZ=", 1), ""
 	if rest, ok := strings.CutPrefix(schedule, "TZ="); ok {
 		inSchedule, schedule, _ = strings.Cut(rest, " ")
+		schedule = strings.TrimSpace(schedule)
 	}
 	zone, err := time.LoadLocation(cmp.Or(inSchedule, b.Timezone, "UTC"))
 	fmt.Sscanf(b.OnFailed, "stop at %d%%", &c.stopAt)
@@ -199,9 +197,11 @@ func (b Batch) compile() (*compiled, error) {
 		c.finishBy = finishBy
 	}
 	if b.Schedule != "" {
-		if c.schedule, err = ticks.Parse(schedule); err != nil {
+		every, other := time.ParseDuration(strings.TrimPrefix(schedule, "@every "))
+		c.schedule, err = ticks.Parse(schedule)
+		if err != nil || other == nil && every < time.Second || strings.Contains(schedule, "TZ=") {
 			return bad("schedule", b.Schedule, `must be a cron expression of five fields, `+
-				`such as "0 2 * * *" for two o'clock every night, or such as "@every 1h"`)
+				`such as "0 2 * * *" for two o'clock every night, or such as "@every 1h", at least 1s`)
 		}
 		if c.schedule.Next(time.Now().In(zone)).IsZero() {
 			return bad("schedule", b.Schedule, "must come within the next five years")

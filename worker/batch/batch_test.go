@@ -212,8 +212,8 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 	})
 }
 
-// Nothing starts after Pause has returned, even where no scheduler runs, and nothing outside of
-// the hours. What was paused for a moment goes on at once.
+// Nothing starts after Pause has returned, even where no scheduler runs, and nothing outside of the hours. What was
+// paused briefly goes on at once.
 func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
 	windows := []throttle.Window{{Name: "pace", Limit: 3, Period: time.Second, Shared: true}}
 	inBubble(t, windows, func(t *testing.T, s *site) {

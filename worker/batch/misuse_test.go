@@ -124,6 +124,5 @@ func TestARowIsOfItsTenantAlone(t *testing.T) {
 
 func firings(s *site, p *process, n int) []batch.Firing {
 	s.Helper()
-	all := expect.Got(p.Firings(context.Background(), "b", n))(s)
-	return all
+	return expect.Got(p.Firings(context.Background(), "b", n))(s)
 }

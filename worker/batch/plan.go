@@ -97,8 +97,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	return plan, nil
 }
 
-// A firingPlan has a firing's tasks, and when they were expected to end when it began. Its exported fields
-// are kept in Redis.
+// A firingPlan has a firing's tasks, and when they were expected to end when it began. Redis has its exported fields.
 type firingPlan struct {
 	Tenants  []tenantTasks `json:"tenants"`
 	Duration Duration      `json:"duration"`
@@ -269,7 +268,7 @@ func (s *Scheduler) forecast(
 	left func(tenant int) (left, joined int),
 ) (forecast, error) {
 	all := forecast{tenants: make([]inspect.Finish, len(p.Tenants))}
-	identity, err := s.redis.Identity(ctx)
+	database, err := s.redis.Database(ctx)
 	if err != nil {
 		return all, err
 	}
@@ -277,11 +276,11 @@ func (s *Scheduler) forecast(
 	for i, t := range p.Tenants {
 		n, joined := left(i)
 		for _, d := range t.left(n, joined, p.Duration.span()) {
-			d.Tenant, d.Request.Ticket.Queue = strconv.Itoa(i), identity+"/"+b.Queue
+			d.Tenant, d.Request.Ticket.Queue = strconv.Itoa(i), database+"/"+b.Queue
 			demands = append(demands, d)
 		}
 	}
-	slots, err := s.slots(identity+"/", b.Queue)
+	slots, err := s.slots(database+"/", b.Queue)
 	if err != nil {
 		return all, err
 	}

@@ -207,8 +207,8 @@ func TestPlansCountCosts(t *testing.T) {
 	})
 }
 
-// The limit that holds tasks up is named, with the smallest change by which none is overdue: not the
-// window that the last task waits for in the end.
+// The limit that holds tasks up is named, with the smallest change by which none is overdue: not the one that the
+// last task waits for.
 func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pace := throttle.Window{

@@ -159,7 +159,7 @@ func (w *work) lines(ctx context.Context) (lines []string, err error) {
 
 // leave takes tasks out of lines.
 func (w *work) leave(ctx context.Context, lines []string, indexes []int) error {
-	identity, err := w.redis.Identity(ctx)
+	database, err := w.redis.Database(ctx)
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (w *work) leave(ctx context.Context, lines []string, indexes []int) error {
 		for some := range slices.Chunk(indexes, throttle.MaxTake) {
 			tickets := make([]throttle.Ticket, len(some))
 			for i, index := range some {
-				tickets[i] = throttle.Ticket{Queue: identity + "/" + w.f.Queue, ID: w.f.ID(index)}
+				tickets[i] = throttle.Ticket{Queue: database + "/" + w.f.Queue, ID: w.f.ID(index)}
 			}
 			err := w.config.Client.Limiter.Line(line).Leave(ctx, tickets...)
 			if err != nil && !errors.Is(err, throttle.ErrUnknownPolicy) {

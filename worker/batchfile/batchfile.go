@@ -65,25 +65,26 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 	seen := map[string]bool{}
 	for _, tenant := range from.Tenants {
 		if seen[tenant] {
-			return b, from.Bad("tenants", fmt.Sprintf("tenant %q: must not come twice", tenant))
+			return b, from.Bad("tenants", nil, fmt.Sprintf("tenant %q: must not come twice", tenant))
 		}
 		seen[tenant] = true
 	}
 	if from.TenantsFile != "" {
 		path, err := find(dir, from.TenantsFile)
 		if err != nil {
-			return b, from.Bad("tenants_file", err.Error())
+			return b, from.Bad("tenants_file", nil, err.Error())
 		}
 		b.Tenants = batch.ListFile(path)
 	}
 	tasks := from.Tasks
-	if !slices.ContainsFunc(policies, func(p throttle.Policy) bool { return p.Matches(tasks.Type) }) {
-		return b, from.Bad("tasks", fmt.Sprintf("type %q: must match a policy", tasks.Type))
+	i := slices.IndexFunc(policies, func(p throttle.Policy) bool { return p.Matches(tasks.Type) })
+	if i < 0 || policies[i].EarliestReset {
+		return b, from.Bad("tasks", nil, fmt.Sprintf("type %q: must match a policy without earliest_reset", tasks.Type))
 	}
 	if tasks.File != "" {
 		path, err := find(dir, tasks.File)
 		if err != nil {
-			return b, from.Bad("tasks", "file: "+err.Error())
+			return b, from.Bad("tasks", nil, "file: "+err.Error())
 		}
 		b.Tasks = batch.JSONLines{Cost: tasks.Cost, Path: path, Type: tasks.Type}.Tasks()
 	} else {
@@ -91,7 +92,7 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 			Cost: tasks.Cost, Count: int(tasks.Count), Payload: tasks.Payload, Type: tasks.Type,
 		}.Tasks()
 		if err != nil {
-			return b, from.Bad("tasks", err.Error())
+			return b, from.Bad("tasks", nil, err.Error())
 		}
 		b.Tasks = all
 	}
@@ -105,7 +106,7 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 		b.Options = append(b.Options, asynq.Timeout(tasks.Timeout))
 	}
 	if e, ok := errors.AsType[*batch.Error](b.Validate()); ok {
-		return b, from.Bad(e.Field, e.Hint)
+		return b, from.Bad(e.Field, e.Value, e.Hint)
 	}
 	return b, nil
 }

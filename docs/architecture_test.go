@@ -23,8 +23,7 @@ var (
 	luaFunction = regexp.MustCompile(`(?m)function (?:\w+\.)?(\w+)\(|^\s*(?:\w+\.)?(\w+) = function\(`)
 )
 
-// functions returns the names of what a file declares: "f", "T.m" of a method, and a Lua table's function by its
-// name.
+// functions returns the names of what a file declares: "f", a method's "T.m", a Lua table's function by its name.
 func functions(t *testing.T, name string) (names []string) {
 	t.Helper()
 	if strings.HasSuffix(name, ".lua") {
@@ -34,8 +33,7 @@ func functions(t *testing.T, name string) (names []string) {
 		}
 		return names
 	}
-	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, name), nil, parser.SkipObjectResolution)
-	expect.Must(t, err)
+	file := expect.Got(parser.ParseFile(token.NewFileSet(), filepath.Join(root, name), nil, parser.SkipObjectResolution))(t)
 	for _, decl := range file.Decls {
 		f, ok := decl.(*ast.FuncDecl)
 		switch {
@@ -55,8 +53,7 @@ func functions(t *testing.T, name string) (names []string) {
 	return names
 }
 
-// Every file and folder that a page names exists; in a table with the columns file and functions,
-// the functions are in that file.
+// Every file and folder that a page names exists; functions in tables are in their files.
 func TestNamedFilesAndFunctionsExist(t *testing.T) {
 	pages := files(t, ".md")
 	var folders []string
@@ -117,8 +114,7 @@ func TestDependenciesAreListed(t *testing.T) {
 		strings.Join(needed, "\n"), strings.Join(listed, "\n"))
 }
 
-// A new algorithm is two files, a constant and a line of the registry. So no other product code asks which one it is,
-// but for tests and benchmarks.
+// A new algorithm is two files, a constant and a line of the registry. So no other product code asks which one it is.
 func TestOnlyItsFilesAskForAnAlgorithm(t *testing.T) {
 	t.Parallel()
 	asks := regexp.MustCompile(`([=!]= |case )(throttle\.)?Algorithm(Sliding|Fixed|GCRA|Calendar|Concurrency)\b|(kind|head, -1\)) [=~]= '|algorithms\['`)

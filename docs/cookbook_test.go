@@ -116,8 +116,7 @@ func TestTheCookbookWorks(t *testing.T) {
 	api := httptest.NewServer(http.NotFoundHandler())
 	defer api.Close()
 	transport := expect.Got(transportOf(limiter))(t)
-	resp, err := (&http.Client{Transport: transport}).Get(api.URL)
-	expect.Must(t, err)
+	resp := expect.Got((&http.Client{Transport: transport}).Get(api.URL))(t)
 	resp.Body.Close()
 
 	served := 0

@@ -203,8 +203,7 @@ func TestPolicySnippetsLoad(t *testing.T) {
 				continue
 			}
 			seen++
-			_, err := policyfile.Parse(fmt.Sprintf("%s, the block on line %d", name, b.line), []byte(b.text))
-			expect.Must(t, err)
+			expect.Must(t, expect.ErrOf(policyfile.Parse(fmt.Sprintf("%s, the block on line %d", name, b.line), []byte(b.text))))
 		}
 	}
 	expect.That(t, seen != 0, "no page has a policy: is the test looking in the wrong place?")

@@ -74,8 +74,7 @@ func TestThePictureOfPriorities(t *testing.T) {
 		}
 		expect.Must(t, expect.ErrOf(line.Join(t.Context(), requests)))
 		for begin := time.Now(); time.Since(begin) < trackFor-2*time.Second; time.Sleep(trackStep) {
-			taken, err := line.Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: throttle.MaxTake})
-			expect.Must(t, err)
+			taken := expect.Got(line.Take(t.Context(), throttle.TakeOptions{Queues: queues, Max: throttle.MaxTake}))(t)
 			for _, ticket := range taken.Tickets {
 				tr := of[ticket.Queue]
 				tr.grants = append(tr.grants, time.Since(begin)+time.Second)
@@ -106,8 +105,7 @@ func (tr *track) run(t *testing.T) {
 	time.Sleep(busyAfter)
 	for ; time.Since(begin) < trackFor; time.Sleep(trackStep) {
 		for {
-			d, err := limiter.Reserve(ctx, throttle.Request{Policy: "p"})
-			expect.Must(t, err)
+			d := expect.Got(limiter.Reserve(ctx, throttle.Request{Policy: "p"}))(t)
 			if !d.Granted {
 				break
 			}

@@ -15,15 +15,13 @@ import (
 //
 // Package worker makes one for each task. A handler uses the worker.Job of its context instead.
 type Caller struct {
-	// Decision is the grant of the job's own cost, by Request.Policy. An answer to a call is compared
-	// with it. It is zero if the job has none.
+	// Decision is the grant of the job's own cost, by Request.Policy, or zero. Answers to calls are compared with it.
 	Decision Decision
 
 	// GaveBack is set when the job's own cost was given back.
 	GaveBack atomic.Bool
 
-	// Request has the tenant, attributes and policy of the job's calls. If its Policy is empty, each
-	// call must name one.
+	// Request has the tenant, attributes and policy of the job's calls. With an empty Policy each call names one.
 	Request Request
 
 	mu      sync.Mutex

@@ -18,10 +18,10 @@ type compiledPolicy struct {
 	flowMark string   // of the scopes: see script.FlowMark
 	scopes   [][]string
 	script   *script.Policy
-	settings Policy   // without its lists: see Limiter.Match
+	settings Policy   // without Match, Tenants and Windows: see Limiter.Match
 	units    []string // every unit that a window counts
 	upstream []int    // the numbers, from 1, of the scopes that Policy.UpstreamShared selects
-	counting []Window // as it counts: see Policy.Observe
+	counting []Window // its windows as they count: see Policy.Observe
 
 	*policyState
 

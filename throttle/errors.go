@@ -106,8 +106,7 @@ func contextError(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// classify wraps an error of a call to Redis in its kind. If ctx has ended, that is the reason.
-// The policy is empty if the call is about none.
+// classify wraps an error of a call to Redis in its kind. If ctx has ended, that is the reason. The policy may be "".
 func classify(ctx context.Context, policy string, err error) error {
 	if err == nil {
 		return nil

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// A hold renews the lease of a reservation: see Reservation.Hold. It is in Limiter.holds until the
-// reservation is released or cancelled.
+// A hold renews the lease of a reservation: see Reservation.Hold. It is in Limiter.holds until that has ended.
 type hold struct {
 	caller *Caller
 	cancel context.CancelCauseFunc // of the work

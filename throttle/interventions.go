@@ -45,7 +45,7 @@ type intervention struct {
 	pause    Pause
 }
 
-// interventions are Interventions, by their policy and tenant.
+// interventions are Interventions, and by target what is in force.
 type interventions struct {
 	all     Interventions
 	inForce map[target]intervention

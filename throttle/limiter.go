@@ -234,7 +234,7 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 		return nil, r.bad("ticket", "", "must have an ID")
 	}
 	t, err := l.tenant(ctx, cp, r.Tenant)
-	if err != nil && !silent(ctx) { // else the policy's fail mode decides
+	if err != nil && !silent(ctx) { // else FailOpen decides
 		return nil, err
 	}
 	o, err := cp.newOperation(r, t)

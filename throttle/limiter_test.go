@@ -22,8 +22,7 @@ const (
 	h  = time.Hour
 )
 
-// The whole of it in one policy: a request takes from all windows or from none, and a denied one
-// learns when all of it will fit.
+// The whole of it in one policy: a request takes from all windows or none, and a denied one learns when it will fit.
 func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		l, clock := limitertest.NewWithClock(t, client, limitertest.Policy(

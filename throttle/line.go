@@ -44,11 +44,11 @@ type Place struct {
 	Nudge bool
 }
 
-// Join puts requests in line by their tickets, whether or not they fit now, and returns a place for each, in order: a
-// few hundred at once. A ticket that is in line keeps its place. With another tenant, class or attribute of a scope
-// it leaves that place, and joins as if it came new, unless it is refused. One that is exempt or observed does not
-// join (Decision.Exempt). The line may be a removed policy's, but not one that a policy in force has left by other
-// shards. With an error, a Queued place has joined; others may have, too. Errors are Take's and the TenantFunc's.
+// Join puts requests in line by their tickets, even if they fit now, and returns a place for each, in order: a few
+// hundred at once. A ticket that is in line keeps its position. With another tenant, class or attribute of a scope it
+// leaves that position, and joins as if new, unless it is refused. One that is exempt or observed does not join
+// (Decision.Exempt). The line may be a removed policy's, but not one that a policy in force has left by other shards.
+// With an error, a Queued place's ticket has joined; others may have. Errors are Take's and the TenantFunc's.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
 	places, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(PolicyOf(n.name)), (*operation).joinRequest)
 	for _, p := range places {

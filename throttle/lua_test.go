@@ -129,8 +129,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	joining.Ticket, joining.Key = Ticket{Queue: "q", ID: "1"}, "key"
 	d := expect.Got(l.Reserve(t.Context(), r))(t)
 	expect.Must(t, expect.ErrOf(d.Reservation.Cancel(t.Context())))
-	_, err = l.Line("p").Join(t.Context(), []Request{joining})
-	expect.Must(t, err)
+	expect.Must(t, expect.ErrOf(l.Line("p").Join(t.Context(), []Request{joining})))
 	taken, err := l.Line("p").Take(t.Context(), TakeOptions{Queues: map[string]int{"q": 1, "r": 1}, Max: 3})
 	expect.Require(t, err == nil && len(taken.Tickets) == 1, taken, err)
 	expect.Require(t, len(spied.calls) >= 4, len(spied.calls), "scripts ran")
@@ -251,10 +250,8 @@ func TestHeadersOfState(t *testing.T) {
 		w.Name = "window"
 		l, err := New(Config{Client: client, Policies: []Policy{{Name: "p", Windows: []Window{w}}}})
 		expect.Must(t, err)
-		_, err = l.Reserve(t.Context(), Request{Policy: "p", Tenant: "acme"})
-		expect.Must(t, err)
-		got, err := server.Get("sluice:{p}:w:tenant:acme")
-		expect.Must(t, err)
+		expect.Must(t, expect.ErrOf(l.Reserve(t.Context(), Request{Policy: "p", Tenant: "acme"})))
+		got := expect.Got(server.Get("sluice:{p}:w:tenant:acme"))(t)
 		head := header(script.File(a.File))
 		want := sizes(value) + sizes(section) + len("window") + sizes(one(t, head, `(?m)^--   payload     (.*)$`))
 		if strings.Contains(head, "entry*") {

@@ -29,9 +29,9 @@ type operation struct {
 // newOperation prepares a request. A request without a Policy is about what all tenants share, or about a grant by
 // scopes that the policy had before: such a request may lack values of scopes. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
-	ofTenant := r.Policy != ""
+	named := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.counting}
-	o.free = t.Exempt || cp.Observe && ofTenant
+	o.free = t.Exempt || cp.Observe && named
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.counting)
 		for i, w := range o.windows {
@@ -42,7 +42,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 	for i, attributes := range cp.scopes {
 		values := r.values(attributes)
 		for j, value := range values {
-			if ofTenant && (value == "" || len(value) > MaxValueBytes) {
+			if named && (value == "" || len(value) > MaxValueBytes) {
 				field := "attribute " + attributes[j]
 				if attributes[j] == TenantAttribute {
 					field = TenantAttribute

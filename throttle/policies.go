@@ -66,7 +66,7 @@ type policySet struct {
 	policies []Policy          // in force, in the order of SetPolicies, with their defaults
 	lines    []*compiledPolicy // their shards, and then removed ones
 	byLine   map[string]*compiledPolicy
-	byName   map[string][]*compiledPolicy // in the same order
+	byName   map[string][]*compiledPolicy // in the order of lines
 }
 
 func (set *policySet) add(cp *compiledPolicy) {
@@ -117,8 +117,7 @@ func (set *policySet) inForce(policy string) bool {
 	return shards != nil && !shards[0].removed.Load()
 }
 
-// policyFor returns the tenant's shard of a policy. With orRemoved, for work that waits or waited, it may be a
-// removed one.
+// policyFor returns the tenant's shard of a policy; with orRemoved, for work that has waited, also of a removed one.
 func (l *Limiter) policyFor(policy, tenant string, orRemoved bool) (*compiledPolicy, error) {
 	if !orRemoved && !l.policies.Load().inForce(policy) {
 		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))

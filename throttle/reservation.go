@@ -76,7 +76,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
 	for i, w := range o.windows {
 		cost, ok := actual[w.Unit]
-		if costs[i] = cost; !ok || w.Algorithm.Leases() || slices.Contains(never, i+1) {
+		if costs[i] = cost; !ok || w.Algorithm.Leases() || slices.Contains(never, i+1) && cost <= r.CostOf(w.Unit) {
 			costs[i] = -1
 		}
 	}
@@ -102,11 +102,12 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 	if r.grantor == o.compiledPolicy {
 		return nil
 	}
-	for i, w := range o.windows {
+	for i, w := range o.counting {
+		own, before := o.Tenants[r.Tenant].Windows[w.Name], r.grantor.Tenants[r.Tenant].Windows[w.Name]
 		if !slices.ContainsFunc(r.grantor.counting, func(was Window) bool {
 			return was.Name == w.Name && was.Algorithm == w.Algorithm && slices.Equal(was.Per, w.Per) && was.Unit == w.Unit &&
 				was.Period == w.Period && was.Margin == w.Margin && was.Resets == w.Resets && was.Timezone == w.Timezone &&
-				(was.Limit == w.Limit || w.Burst == 0) // a bucket drains by its limit
+				(was.With(before).Limit == w.With(own).Limit || w.Burst == 0) // GCRA drains by its limit
 		}) {
 			windows = append(windows, i+1)
 		}

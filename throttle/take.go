@@ -84,8 +84,8 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	return taken, nil
 }
 
-// take takes by `claims`, the taker for calls that wait in place. If that is nil it takes for queues, by cp.taker.
-func (n *Line) take(ctx context.Context, claims *script.Taker, q script.TakeRequest) (Taken, error) {
+// take takes by a taker: the one of calls that wait in place, or by default cp.taker, for queues.
+func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeRequest) (Taken, error) {
 	l := n.limiter
 	cp, err := l.policyOfLine(n.name, true)
 	if err != nil {
@@ -97,7 +97,7 @@ func (n *Line) take(ctx context.Context, claims *script.Taker, q script.TakeRequ
 	if paused > 0 {
 		q.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
 	}
-	reply, err := cmp.Or(claims, cp.taker).Take(ctx, cp.script, q)
+	reply, err := cmp.Or(taker, cp.taker).Take(ctx, cp.script, q)
 	if err != nil {
 		return Taken{}, classify(ctx, cp.Name, err)
 	}
@@ -227,15 +227,17 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 		granted = Reservation{}
 	}
 	d, err := l.send(ctx, o, o.reserveRequest(granted))
-	if d.Granted {
+	switch {
+	case d.Granted:
 		d.Binds = t.Decision.Binds
+	case granted.ID != "" && d.Policy != "": // it was given back
+		tell(l, Correction{Cancelled: true, Reservation: granted, Requests: -granted.CostOf(Requests)})
 	}
 	return d, err
 }
 
-// Matches reports whether a request has the policy, attributes and cost by which a ticket was
-// taken. It does if neither policy nor job has changed since the join, or if the policy had further
-// scopes or units then, as in a rolling deploy.
+// Matches reports whether a request has the policy, attributes and cost by which a ticket was taken. It does if
+// neither policy nor job has changed since the join, or if the policy had further scopes or units then.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp, err := n.limiter.policyFor(r.Policy, r.Tenant, true)
 	return err == nil && cp.matches(t, r)

@@ -191,8 +191,7 @@ func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int
 	return err
 }
 
-// report sends what the upstream says of the scopes that Policy.UpstreamShared selects, even if the policy was
-// removed.
+// report sends what the upstream says of the scopes that Policy.UpstreamShared selects, also of a removed policy.
 func (r Reservation) report(ctx context.Context, ask script.Request) (*operation, script.Answer, error) {
 	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, true)
 	if err != nil {

@@ -45,9 +45,9 @@ type attempt struct {
 // An outcome says what becomes of a task if its attempt ends now. Without one asynq's call goes through, but may not
 // delete the task. There is none at first. process, runUncounted and noteRefused clear it before a run or failure.
 type outcome struct {
-	// waits requeues the task, in place of asynq's call. noteWait sets it: for a denial, and in advance, before
+	// requeue requeues the task, in place of asynq's call. noteWait sets it: for a denial, and in advance, before
 	// process asks the limiter or afterError reports to it, as the task's time may run out meanwhile.
-	waits func(context.Context) error
+	requeue func(context.Context) error
 
 	// done lets asynq delete the task. run sets it if the handler returns no error, middleware if the task is revoked.
 	done bool

@@ -32,7 +32,7 @@ import (
 // unavailableFor delays a task if the limiter cannot decide. Then, at asynq's next whole second, it joins its line.
 const unavailableFor = time.Second
 
-// cleanUpTimeout bounds both checks and calls that must be made even if the caller's context has ended.
+// cleanUpTimeout bounds checks of a Redis, and calls that must be made even if the caller's context has ended.
 const cleanUpTimeout = 5 * time.Second
 
 var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
@@ -41,7 +41,7 @@ var errOutOfTime = errors.New("worker: the task's time ran out before the limite
 // If the task's ticket is in line, a take picks it up. Otherwise it waits until the decision allows another try, and
 // then joins its line, at the front if it had its turn before. The cause of a denial may be nil.
 func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error) {
-	a.outcome.Store(&outcome{waits: func(ctx context.Context) error {
+	a.outcome.Store(&outcome{requeue: func(ctx context.Context) error {
 		return s.requeue(ctx, s.restoreOptions(a, m, r, d, cause), d.Queued)
 	}})
 }
@@ -79,7 +79,7 @@ func (s *Server) restoreOptions(
 // lineOf returns the name of the line in which a request waits.
 func (s *Server) lineOf(r throttle.Request) string { return s.limiter.LineOf(r.Policy, r.Tenant) }
 
-// noteUndecided logs that the limiter did not answer, or asynq's Redis, which is asked for its identity first. It
+// noteUndecided logs that the limiter did not answer, or asynq's Redis, which is asked for its ID first. It
 // returns the decision by which the task waits. The task may have joined the line all the same.
 func (s *Server) noteUndecided(r throttle.Request, cause error) throttle.Decision {
 	s.limiterLog.Failed(cause, "policy", r.Policy, "fails_open", false)
@@ -124,8 +124,8 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	}
 	var err error
 	switch {
-	case o.waits != nil && call.Verb != asynqredis.Requeue: // asynq's own requeue, at a shutdown, loses nothing
-		err = reply(cmd, "OK", o.waits(ctx))
+	case o.requeue != nil && call.Verb != asynqredis.Requeue: // asynq's own requeue, at a shutdown, loses nothing
+		err = reply(cmd, "OK", o.requeue(ctx))
 	case call.Verb == asynqredis.Other:
 		return next(ctx, cmd)
 	case deletes && !o.done:

@@ -80,7 +80,7 @@ func (l *link) sweep(ctx context.Context, line string, refusedAt time.Time) bool
 // It removes the tickets of tasks that it moved, or that are gone or have ended. The tenant "" is all tenants. When ctx
 // ends, it finishes the page under way. After about `most` tickets it returns errSweptEnough.
 func (l *link) drop(ctx context.Context, line, tenant, to string, most int) (results map[int64]int, err error) {
-	identity, err := l.tasks.Identity(ctx)
+	database, err := l.tasks.Database(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("worker: %w", err)
 	}
@@ -88,7 +88,7 @@ func (l *link) drop(ctx context.Context, line, tenant, to string, most int) (res
 	err = l.limiter.Line(line).Tickets(ctx, tenant, func(tickets []throttle.Ticket) error {
 		byQueue := map[string][]asynqredis.Move{}
 		for _, t := range tickets {
-			if owner, queue, _ := strings.Cut(t.Queue, "/"); owner == identity {
+			if owner, queue, _ := strings.Cut(t.Queue, "/"); owner == database {
 				byQueue[queue] = append(byQueue[queue], asynqredis.Move{ID: t.ID, JoinKey: asynqredis.AnyKey, To: to})
 			}
 		}
@@ -100,7 +100,7 @@ func (l *link) drop(ctx context.Context, line, tenant, to string, most int) (res
 			for i, result := range found {
 				results[result]++
 				if result != asynqredis.MayRun {
-					leave = append(leave, throttle.Ticket{Queue: identity + "/" + queue, ID: moves[i].ID})
+					leave = append(leave, throttle.Ticket{Queue: database + "/" + queue, ID: moves[i].ID})
 				}
 			}
 			if err = errors.Join(err, l.limiter.Line(line).Leave(page, leave...), ctx.Err()); err != nil {

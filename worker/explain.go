@@ -75,14 +75,14 @@ func (c *Client) Explain(ctx context.Context, queue, id string) (Explanation, er
 
 // findInLine finds out which policy matches a task, and where it stands in line.
 func (c *Client) findInLine(ctx context.Context, e *Explanation) error {
-	identity, err := c.tasks.Identity(ctx)
+	database, err := c.tasks.Database(ctx)
 	if err != nil {
 		return err
 	}
 	if matched, ok := c.limiter.Match(e.Type, false); ok {
 		e.Policy = matched.Name
 	}
-	line, err := inspect.Of(c.limiter).Explain(ctx, throttle.Ticket{Queue: identity + "/" + e.Queue, ID: e.ID})
+	line, err := inspect.Of(c.limiter).Explain(ctx, throttle.Ticket{Queue: database + "/" + e.Queue, ID: e.ID})
 	if err == nil && line.Position > 0 {
 		line.Queue = e.Queue // as asynq's tools name it
 		e.Line = &line

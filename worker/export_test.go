@@ -49,7 +49,7 @@ func (s *Server) Process(ctx context.Context, task *asynq.Task, handler asynq.Ha
 func (s *Server) Enter(id string) (deny func()) {
 	s.attempts.begin(dispatch.Task{Ref: defaultRef(id)})
 	a := s.attempts.enter(context.Background(), defaultRef(id), nil, nil)
-	return func() { a.outcome.Store(&outcome{waits: func(context.Context) error { return nil }}) }
+	return func() { a.outcome.Store(&outcome{requeue: func(context.Context) error { return nil }}) }
 }
 
 // Denied reports whether the attempt that the task is in now is denied.

@@ -108,7 +108,7 @@ func (c *Client) commit(ctx context.Context, tasks []*enqueueTask) {
 
 // store stores tasks of one queue and line as scheduled. It returns the tasks that it stored, and refuses the others.
 func (c *Client) store(ctx context.Context, queue, line string, es []*enqueueTask) (stored []*enqueueTask) {
-	identity, err := c.tasks.Identity(ctx)
+	database, err := c.tasks.Database(ctx)
 	forwardAt := asynqredis.WholeSecond(time.Now().Add(storedFor))
 	calls := make([]asynqredis.EnqueueCall, len(es))
 	for i, e := range es {
@@ -128,7 +128,7 @@ func (c *Client) store(ctx context.Context, queue, line string, es []*enqueueTas
 			e.refuse(asynq.ErrDuplicateTask)
 		default:
 			e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, forwardAt
-			e.request.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: e.call.ID}
+			e.request.Ticket = throttle.Ticket{Queue: database + "/" + queue, ID: e.call.ID}
 			stored = append(stored, e)
 		}
 	}

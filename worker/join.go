@@ -99,7 +99,7 @@ func (c *Client) joinLine(ctx context.Context, line string, es []*enqueueTask) e
 	if len(again) > 0 && c.breaker.Do(ctx, c.config.LimiterTimeout, func(ctx context.Context) error {
 		return c.limiter.Line(line).Leave(ctx, tickets...)
 	}) != nil {
-		again = nil // these tasks keep the places of the earlier ones
+		again = nil // these tasks keep the positions of the earlier ones
 	}
 	if len(refused) > 0 && c.sweep(ctx, line, begun) {
 		again = append(again, refused...)

@@ -21,7 +21,7 @@ type link struct {
 	sweeps  sync.Map       // by line: a lock, which is a channel with the time of its last sweep, empty during a sweep
 }
 
-// CheckRedis checks whether the Redises of asynq and of the limiter answer, and returns one line for each setting
+// CheckRedis checks whether the Redises of asynq and of the limiter answer, and returns a text for each setting
 // of them that is wrong: see throttle.Limiter.CheckRedis. A Server logs these when it starts. Errors are
 // throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
 func (l *link) CheckRedis(ctx context.Context) ([]string, error) {

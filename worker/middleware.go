@@ -72,12 +72,12 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	}
 	request.Front = request.Front || isFromLine(a.Verdict)
 	if !policy.EarliestReset {
-		identity, err := s.tasks.Identity(ctx)
+		database, err := s.tasks.Database(ctx)
 		if err != nil {
 			s.noteWait(a, a.Message, request, s.noteUndecided(request, err), err)
 			return nil
 		}
-		request.Ticket = throttle.Ticket{Queue: identity + "/" + a.Queue, ID: a.ID}
+		request.Ticket = throttle.Ticket{Queue: database + "/" + a.Queue, ID: a.ID}
 	}
 	s.noteWait(a, a.Message, request, undecidedDecision(request), errOutOfTime) // if its time runs out during decide
 	d, err := s.decide(ctx, a, request)

@@ -69,8 +69,8 @@ func TestAServerChecksItsRedis(t *testing.T) {
 	expect.That(t, err == nil && len(findings) == 1 && strings.Contains(findings[0], "allkeys-lru"), findings, err)
 }
 
-// What keeps asynq's own Redis from being checked has the classes of the limiter's errors.
-func TestChecksOfAsynqsRedisHaveClasses(t *testing.T) {
+// What keeps asynq's own Redis from being checked has the kinds of the limiter's errors.
+func TestChecksOfAsynqsRedisHaveKinds(t *testing.T) {
 	t.Parallel()
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
 	locked := throttletest.Redis(t, "--requirepass", "secret")
@@ -91,8 +91,8 @@ func TestChecksOfAsynqsRedisHaveClasses(t *testing.T) {
 	expect.That(t, errors.Is(err, throttle.ErrUnavailable) && !errors.Is(err, throttle.ErrForbidden), "no Redis", err)
 }
 
-// Asynq says of a task without retries that these are used up, before anybody can tell it that the
-// task was denied. Its log does not.
+// Asynq says of a task without retries that these are used up, before anybody can tell it of the denial. Its log does
+// not.
 func TestAsynqsLogKnowsNoDenials(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		s.Fill("acme")

@@ -55,7 +55,7 @@ type action func(ctx context.Context, f *fleet) (outcome, error)
 // whyFlags returns the flags for the author of a change.
 func (c *ControlCommand) whyFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "why", Usage: "the reason, `TEXT`, is logged; required", Destination: &c.Why},
+		&cli.StringFlag{Name: "why", Usage: "the reason, `TEXT`, is logged; every change requires one", Destination: &c.Why},
 		&cli.StringFlag{Name: "by", Usage: "`NAME` makes the change; by default $USER", Destination: &c.By},
 	}
 }

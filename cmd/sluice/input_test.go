@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// All that a call is made of can be said: headers for all and for one, secrets of the environment, bodies of text and
-// JSON.
+// All that makes a call can be said: headers for all and for one, secrets of the environment, text and JSON bodies.
 func TestRunSendsWhatWasSaid(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

@@ -14,8 +14,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// How long operators' commands take while 1,000,000 tickets of 100,000 tenants wait, without the start of
-// the process:
+// How long operators' commands take while 1,000,000 tickets of 100,000 tenants wait, without the process's start:
 //
 //	go test -run - -bench AtAMillion -benchtime 10x ./cmd/sluice
 func BenchmarkCommandsAtAMillion(b *testing.B) {

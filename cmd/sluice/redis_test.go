@@ -189,8 +189,7 @@ func TestRedisIsReachedOnEveryTopology(t *testing.T) {
 		want(t, exitBadInput, "--redis: master is missing: must be the name that the sentinels know")
 }
 
-// Two environments run the same files on one Redis, at the same time: neither takes over the
-// other's jobs, and their windows count apart.
+// Two environments run the same files on one Redis, at the same time: neither has the other's jobs or counts.
 func TestTwoPrefixesShareARedis(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

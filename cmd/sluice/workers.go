@@ -151,7 +151,7 @@ func setLimit(w *throttle.Window, limit int64) {
 	w.Limit = limit
 }
 
-// queueOf returns asynq's name of a ticket's queue: without the identity of its Redis.
+// queueOf returns asynq's name of a ticket's queue: without the ID of its Redis.
 func queueOf(ticket string) string { return cmp.Or(ticket[strings.Index(ticket, "/")+1:], "(calls)") }
 
 // count returns a number and its noun, in the plural unless it is 1.

@@ -25,8 +25,7 @@ import (
 	"github.com/sluice-go/sluice/worker/page"
 )
 
-// A step of the drill, and what the page has to tell of it. What metrics and alerts have to tell is in
-// scripts/alerts.
+// A step of the drill, and what the page has to tell of it. For metrics and alerts see scripts/alerts.
 type step struct {
 	name  string
 	lasts time.Duration // at least, in the full drill; the brief one goes on when the page tells it

@@ -174,8 +174,7 @@ func seedFor(kind string) uint64 {
 	}
 }
 
-// A task whose pick-up was answered into a cut connection has a fault to blame, and so has one
-// whose worker dies while it holds it.
+// A task whose pick-up was answered into a cut connection has a fault to blame, so has one whose worker dies with it.
 func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))

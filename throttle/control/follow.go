@@ -97,7 +97,7 @@ func (f *Follower) look(ctx context.Context) {
 			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}
 		state.Policies, state.Removed, state.Version = before.Policies, before.Removed, before.Version
-	case state.Version == f.unusable:
+	case f.unusable > 0 && state.Version == f.unusable:
 		state.Policies, state.Removed, state.PoliciesErr = before.Policies, before.Removed, nil
 	}
 	clockSet := (time.Until(state.At) - f.offset).Abs() > readTimeout // of Redis, or of this machine
@@ -106,8 +106,8 @@ func (f *Follower) look(ctx context.Context) {
 	policies, others := state.Effective()
 	if isNew := state.Version != before.Version; isNew || f.version > 0 && !reflect.DeepEqual(policiesBefore, policies) {
 		if err := f.adopt(policies, isNew); err != nil && isNew {
-			f.state, f.unusable = before, state.Version // with the old mark the next look reads the overrides,
-			f.state.Version = state.Version             // and does not try these policies again
+			f.state, f.unusable = before, state.Version // the old mark has the next look read overrides;
+			f.state.Version = state.Version             // the new version, not try these policies again
 		}
 	}
 	same := reflect.DeepEqual(before.Overrides, state.Overrides) && reflect.DeepEqual(before.Pauses, state.Pauses)
@@ -143,8 +143,8 @@ func (f *Follower) report(follows bool) {
 	f.reported = time.Now()
 }
 
-// adopt puts published policies in force, with the overrides for all tenants applied. For a new version it warns if
-// the program's own policies differ.
+// adopt puts published policies in force, with overrides for all tenants. For a new version it warns if the program's
+// own policies differ.
 func (f *Follower) adopt(policies []throttle.Policy, isNew bool) error {
 	err, differs := f.state.PoliciesErr, Differences(f.ownPolicies, f.state.Policies)
 	if isNew && err == nil && len(f.ownPolicies) > 0 && differs != "" {

@@ -193,7 +193,7 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 	named := func(p throttle.Policy) bool { return p.Name == policy }
 	if state.Policies != nil && !slices.ContainsFunc(slices.Concat(state.Policies, state.Removed), named) {
 		return &throttle.PolicyError{Policy: policy, Field: "name", Value: policy,
-			Hint: "must be the name of a policy in force"}
+			Hint: "must be the name of a policy in force, or of one removed since"}
 	}
 	pause := throttle.Pause{By: author.Who, ByHand: true, Cause: author.Why, Policy: policy, Tenant: tenant}
 	return s.intervene(ctx, Change{Kind: Paused, Author: author, Policy: policy, Tenant: tenant}, pause, d, state)

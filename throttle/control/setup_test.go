@@ -28,8 +28,7 @@ func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	l := expect.Got(throttle.New(c))(t)
-	return l
+	return expect.Got(throttle.New(c))(t)
 }
 
 func follow(t testing.TB, l *throttle.Limiter, keepPolicies bool) {
@@ -41,26 +40,22 @@ func follow(t testing.TB, l *throttle.Limiter, keepPolicies bool) {
 // granted reports whether one request of a tenant is granted.
 func granted(t testing.TB, l *throttle.Limiter, policy, tenant string) bool {
 	t.Helper()
-	d := expect.Got(l.Reserve(t.Context(), throttle.Request{Policy: policy, Tenant: tenant}))(t)
-	return d.Granted
+	return expect.Got(l.Reserve(t.Context(), throttle.Request{Policy: policy, Tenant: tenant}))(t).Granted
 }
 
 // publish publishes in place of a version, and returns the new one.
 func publish(t testing.TB, s *control.Store, version int64, policies ...throttle.Policy) int64 {
 	t.Helper()
-	version = expect.Got(s.Publish(t.Context(), policies, version, anna))(t)
-	return version
+	return expect.Got(s.Publish(t.Context(), policies, version, anna))(t)
 }
 
 func state(t testing.TB, s *control.Store) control.State {
 	t.Helper()
-	state := expect.Got(s.State(t.Context()))(t)
-	return state
+	return expect.Got(s.State(t.Context()))(t)
 }
 
 // changes are the last ones of the log.
 func changes(t testing.TB, s *control.Store, n int) []control.Change {
 	t.Helper()
-	changes := expect.Got(s.Changes(t.Context(), n))(t)
-	return changes
+	return expect.Got(s.Changes(t.Context(), n))(t)
 }

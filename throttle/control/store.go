@@ -76,14 +76,14 @@ func (a Author) validate() error {
 	return nil
 }
 
-// State holds the policies, overrides and pauses in force. Policies are stored as its JSON.
+// State holds the policies, overrides and pauses in force. Redis keeps policies as the JSON of a State.
 type State struct {
 	throttle.Interventions `json:"-"`
 
 	// Policies are the published policies, with their defaults. It is nil if none were published.
 	Policies []throttle.Policy
 
-	// Removed are formerly published policies, with their last windows: by them, waiting tickets start.
+	// Removed are formerly published policies, with the last windows, by which tickets that still wait start.
 	Removed []throttle.Policy `json:",omitempty"`
 
 	// PoliciesErr says why Policies cannot be read, perhaps because this program is older than they are.

@@ -44,9 +44,9 @@ func (m *Metrics) Observe(event any) {
 }
 
 func (m *Metrics) called(c throttle.Call) {
-	class := classOf(c.Err)
-	if class != "" {
-		m.errors.WithLabelValues(c.Policy, c.Script, class).Inc()
+	kind := kindOf(c.Err)
+	if kind != "" {
+		m.errors.WithLabelValues(c.Policy, c.Script, kind).Inc()
 	}
 	if c.Script == dequeue {
 		m.down[1].note("", c.Took, c.Err)
@@ -58,7 +58,7 @@ func (m *Metrics) called(c throttle.Call) {
 
 // ended notes whether the limiter's Redis answered a call. What fails by anything else says nothing of that.
 func (m *Metrics) ended(policy string, took time.Duration, err error) {
-	switch classOf(err) {
+	switch kindOf(err) {
 	case "", "unavailable", "timeout":
 		m.down[0].note(policy, took, err)
 	}
@@ -67,8 +67,8 @@ func (m *Metrics) ended(policy string, took time.Duration, err error) {
 // dequeue is the script that package worker names for its calls to asynq's Redis.
 const dequeue = "dequeue"
 
-// classes are kinds of errors, and their names in the label "class".
-var classes = []struct {
+// kinds are the values of the label "kind", by error.
+var kinds = []struct {
 	err  error
 	name string
 }{
@@ -77,12 +77,12 @@ var classes = []struct {
 	{throttle.ErrReply, "reply"}, {context.DeadlineExceeded, "timeout"}, {context.Canceled, "canceled"},
 }
 
-// classOf returns the kind of an error, "" for nil.
-func classOf(err error) string {
+// kindOf returns the kind of an error, "" for nil.
+func kindOf(err error) string {
 	if err == nil {
 		return ""
 	}
-	for _, c := range classes {
+	for _, c := range kinds {
 		if errors.Is(err, c.err) {
 			return c.name
 		}

@@ -69,7 +69,7 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	m.refusals = counter("refusals_total", "Calls that the upstream refused.", "policy")
 	m.unavailable = counter("unavailable_requeues_total", "Tasks requeued because nothing was decided.", "policy")
 	m.call = histogram("script_seconds", "How long calls of scripts in Redis took.", forCalls, "policy", "script")
-	m.errors = counter("script_errors_total", "Calls of scripts in Redis that failed.", "policy", "script", "class")
+	m.errors = counter("script_errors_total", "Calls of scripts in Redis that failed.", "policy", "script", "kind")
 	m.unusable = counter("policies_unusable_total", "Published versions of policies that are not in force.")
 	m.version = factory.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "sluice_policies_version", Help: "The version of the published policies that is in force.",

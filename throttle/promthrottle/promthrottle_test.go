@@ -81,7 +81,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 		l := limiter(t, client, m)
 		wantSeries(t, registry)
 		m.Watch(l)
-		wantSeries(t, registry, `sluice_script_errors_total{class="unavailable",policy="api",script="take"} 0`)
+		wantSeries(t, registry, `sluice_script_errors_total{kind="unavailable",policy="api",script="take"} 0`)
 		wantSeries(t, registry, `sluice_waiting{policy="api"} 0`, `sluice_adapted_rate_ratio{policy="api"} 1`)
 
 		ticket := func(tenant, id string) throttle.Request {
@@ -122,7 +122,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 			`sluice_observed_denials_total{by="hour",policy="api"} 2`, `sluice_observed_wait_seconds{policy="api"} 1`,
 			`sluice_policies_version{} 7`, `sluice_policies_unusable_total{} 1`,
 			`sluice_grants_total{policy="api",source="failed_open"} 1`,
-			`sluice_script_errors_total{class="unavailable",policy="api",script="take"} 1`)
+			`sluice_script_errors_total{kind="unavailable",policy="api",script="take"} 1`)
 
 		families := expect.Got(registry.Gather())(t)
 		problems, err := promlint.NewWithMetricFamilies(families).Lint()

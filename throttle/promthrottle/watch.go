@@ -87,7 +87,7 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	type labels struct{ queue, class string }
 	queues := map[labels]inspect.QueueState{} // several asynqs may have one of the same name
 	for _, q := range s.Queues {
-		_, name, _ := strings.Cut(q.Queue, "/") // package worker puts the identity of its asynq in front
+		_, name, _ := strings.Cut(q.Queue, "/") // package worker puts the ID of its asynq's Redis in front
 		key := labels{strings.ToValidUTF8(cmp.Or(name, q.Queue), "\uFFFD"), string(q.Class)}
 		q.Waiting += queues[key].Waiting
 		if asked := queues[key].Asked; asked.After(q.Asked) {
@@ -124,7 +124,7 @@ func (m *Metrics) begin(policies []throttle.Policy) {
 			m.denials.WithLabelValues(p.Name, w.Name)
 		}
 		for _, script := range []string{"decide", "take"} {
-			for _, c := range classes {
+			for _, c := range kinds {
 				m.errors.WithLabelValues(p.Name, script, c.name)
 			}
 		}

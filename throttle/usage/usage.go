@@ -203,8 +203,7 @@ type Point struct {
 	Known                     bool      // whether a Counter wrote for it: not if nothing happened and nobody waited
 }
 
-// History returns the minutes of each policy from a time on. The last minute is still under way. The
-// error wraps go-redis's.
+// History returns the minutes of each policy from a time on; the last is under way. The error wraps go-redis's.
 func History(ctx context.Context, l *throttle.Limiter, policies []string, since time.Time) (map[string][]Point, error) {
 	now := time.Now()
 	since = since.Truncate(Step).UTC()

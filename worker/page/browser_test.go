@@ -77,8 +77,7 @@ func TestThePageWorksInABrowser(t *testing.T) {
 	b.eval("document.getElementById('hold').click()")
 	b.until("!document.getElementById('policy-github').innerText.includes('Paused until')")
 
-	// Whatever is shown: on a phone nothing is wider than the screen, everything that is used has a
-	// name, and every table and meter too.
+	// Whatever is shown: on a phone nothing is wider than the screen, and controls, tables and meters have names.
 	for _, colours := range []string{"light", "dark"} {
 		for width, kind := range map[int]string{360: "phone", 400: "large phone", 1400: "desktop"} {
 			b.look(width, colours)

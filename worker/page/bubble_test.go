@@ -143,8 +143,8 @@ func (slow) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPip
 	return next
 }
 
-// However Redis hangs, an action is answered within 2 s. What has not begun by then never does. Of what has,
-// nobody knows what became of it.
+// However Redis hangs, an action is answered within 2 s. What has not begun by then never does. Of the rest nobody
+// knows.
 func TestActionsWaitForRedisInTime(t *testing.T) {
 	t.Parallel()
 	for want, of := range map[string]func(redis.Cmder) bool{

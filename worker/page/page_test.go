@@ -205,8 +205,8 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	})
 }
 
-// Processes that go by policies of their own are told beside the version of the published ones. Where nothing
-// was published, they are no trouble.
+// Processes that go by policies of their own are told beside the version of the published ones. Where none were
+// published, these are no trouble.
 func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		s := newSite(t, client)
@@ -374,8 +374,8 @@ func TestOperatorsChangeLimits(t *testing.T) {
 	})
 }
 
-// A removed policy for which somebody waits, and a queue that asynq's tools have paused, are told as what they
-// are. Nobody waits for idle: it is gone.
+// A removed policy for which somebody waits, and a queue that asynq's tools have paused, are told as what they are.
+// The policy idle is gone.
 func TestThePageSaysWhatWasRemovedAndPaused(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		s := newSite(t, client)
@@ -387,8 +387,8 @@ func TestThePageSaysWhatWasRemovedAndPaused(t *testing.T) {
 			expect.Require(t, time.Since(begun) <= time.Minute, "the page does not say so")
 		}
 		sitetest.Must(t, inspector.UnpauseQueue("default"))
-		identity := client.Get(t.Context(), "sluice:asynq").Val()
-		taken := throttle.TakeOptions{Queues: map[string]int{identity + "/default": 1}}
+		database := client.Get(t.Context(), "sluice:asynq").Val()
+		taken := throttle.TakeOptions{Queues: map[string]int{database + "/default": 1}}
 		_, err := s.limiter.Line("github").Take(t.Context(), taken) // a server asks
 		sitetest.Must(t, err)
 		former := s.limiter.Policies()

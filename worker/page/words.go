@@ -78,5 +78,5 @@ func clock(at, now time.Time) string {
 	return at.Format(map[bool]string{true: "Jan 2, 15:04", false: "Jan 2 2006, 15:04"}[at.Year() == now.Year()])
 }
 
-// queueName returns a queue's name without the identity of its asynq.
+// queueName returns a queue's name without the ID of its asynq.
 func queueName(queue string) string { return queue[strings.Index(queue, "/")+1:] }

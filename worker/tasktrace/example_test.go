@@ -18,8 +18,7 @@ import (
 	"github.com/sluice-go/sluice/worker/tasktrace"
 )
 
-// A task that carries the trace of who enqueued it. With OpenTelemetry's SDK, the TracerProvider is
-// that of the application.
+// A task that carries the trace of who enqueued it. With OpenTelemetry's SDK, the application has the TracerProvider.
 func Example() {
 	server, err := miniredis.Run() // in production, a Redis
 	if err != nil {

@@ -17,9 +17,10 @@
 -- Redis may lose the state and begin anew), and those of ARGV[1]. Policies are "VERSION JSON", an override
 -- and a pause "UNTIL JSON" (us).
 
--- go-redis has repeated the call, as the reply was lost.
-local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)[1]
-if last and last[2][2] == ARGV[6] then return {1, tonumber(last[2][4])} end
+-- go-redis has repeated the call, as the reply was lost. Others may have made changes since.
+for _, made in ipairs(redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 10)) do
+  if made[2][2] == ARGV[6] then return {1, tonumber(made[2][4])} end
+end
 
 local field, value, t = ARGV[1], ARGV[2], redis.call('TIME')
 local now = t[1] * 1000000 + t[2]

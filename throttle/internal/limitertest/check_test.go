@@ -78,9 +78,8 @@ func TestCheckRedisFindsWhatIsNotSetUp(t *testing.T) {
 	})
 }
 
-// A user that may not call what the limiter needs is told of each command, and errors have a class of
-// their own, that of the way to Redis among them.
-func TestARefusedUserIsAClassOfItsOwn(t *testing.T) {
+// A user that may not call what the limiter needs is told of each command, and errors are of a kind of their own.
+func TestARefusedUserIsAKindOfItsOwn(t *testing.T) {
 	t.Parallel()
 	addr := throttletest.Redis(t)
 	admin := throttletest.Client(t, addr)

@@ -42,8 +42,7 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 		if waiting {
 			expect.Must(t, join("0"))
 		}
-		slot, err := nodes.Slot(ctx, "sluice:{"+name+"}:q")
-		expect.Must(t, err)
+		slot := expect.Got(nodes.Slot(ctx, "sluice:{"+name+"}:q"))(t)
 		to := nodes.Nodes[0]
 		if from, err := nodes.Primary(ctx, slot); err != nil {
 			t.Fatal(err)

@@ -40,5 +40,5 @@ func TestADenialSaysWhyOnce(t *testing.T) {
 	}
 	wrapped := fmt.Errorf("worker: %w", &throttle.DeniedError{Decision: task, Cause: io.EOF})
 	expect.That(t, errors.Is(wrapped, io.EOF) && !errors.Is(wrapped, context.DeadlineExceeded) &&
-		errors.Is(fmt.Errorf("worker: %w", late), context.DeadlineExceeded), "an error's class is lost")
+		errors.Is(fmt.Errorf("worker: %w", late), context.DeadlineExceeded), "an error's kind is lost")
 }

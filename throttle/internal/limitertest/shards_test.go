@@ -104,8 +104,7 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 
 func takeFrom(t *testing.T, l *throttle.Limiter, line string) []throttle.TakenTicket {
 	t.Helper()
-	taken, err := l.Line(line).Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10})
-	expect.Must(t, err)
+	taken := expect.Got(l.Line(line).Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 10}))(t)
 	return taken.Tickets
 }
 

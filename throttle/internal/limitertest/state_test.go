@@ -16,15 +16,15 @@ import (
 // The key of acme's windows in policy p.
 const acmeKey = "sluice:{p}:w:tenant:acme"
 
-// refused calls all verbs, which must fail with the class and leave Redis as it is.
-func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what string, class error) {
+// refused calls all verbs, which must fail with the kind and leave Redis as it is.
+func refused(t *testing.T, l *throttle.Limiter, client *redis.Client, what string, kind error) {
 	t.Helper()
 	before := Dump(t, client)
 	_, reserved := l.Reserve(t.Context(), Acme(1))
 	_, peeked := l.Peek(t.Context(), Acme(1))
 	_, cancelled := l.Attach(Elsewhere(t, l.Policies()[0], Acme(1))).Cancel(t.Context())
 	for _, err := range []error{reserved, peeked, cancelled} {
-		expect.Err(t, err, class, what)
+		expect.Err(t, err, kind, what)
 	}
 	expect.Equal(t, Dump(t, client), before, what)
 }
@@ -100,6 +100,6 @@ func TestDamagedState(t *testing.T) {
 			}
 			expect.Equal(t, Dump(t, client), before, i%len(good), err)
 		}
-		expect.That(t, classes["none"] != 0 && classes["state"] != 0, "no damage of some class", classes)
+		expect.That(t, classes["none"] != 0 && classes["state"] != 0, "no damage of some kind", classes)
 	})
 }

@@ -235,8 +235,8 @@ func (hs *history) serve(line *throttle.Line, come <-chan struct{}) {
 	}
 }
 
-// Claims that joined by other scopes than the policy has now are granted by those of now: one of
-// two at once, and the other when its limit is raised.
+// Claims that joined by other scopes than the policy has now are granted by those of now: one of two at once, one
+// when its limit is raised.
 func TestClaimsGoByThePolicyAsItIsNow(t *testing.T) {
 	t.Parallel()
 	window := func(limit int64, per ...string) throttle.Window {

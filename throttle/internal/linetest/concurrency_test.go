@@ -68,8 +68,7 @@ func TestSlotsOfALine(t *testing.T) {
 			first := st.granted("a1")
 			r := st.of("a2")
 			r.MaxWait, r.Deadline = s, time.Now().Add(m)
-			places, err := st.line().Join(st.Context(), []throttle.Request{r, st.of("a3")})
-			expect.Must(st, err)
+			places := expect.Got(st.line().Join(st.Context(), []throttle.Request{r, st.of("a3")}))(st)
 			for _, p := range places {
 				expect.That(st, p.Err == nil && p.Binds == "slots" && p.Latest == 0, p, "want a place without a bound")
 			}

@@ -159,8 +159,7 @@ func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
 	st.granted("a1")
 	st.waits("a2")
-	decisions, err := st.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{st.of("a2"), st.of("a3")})
-	expect.Must(t, err)
+	decisions := expect.Got(st.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{st.of("a2"), st.of("a3")}))(t)
 	expect.Require(t, decisions[0].Decision.Granted && decisions[1].Decision.Queued, decisions)
 	st.at(2 * s).takes("a3")
 }

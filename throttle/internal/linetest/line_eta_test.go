@@ -79,8 +79,8 @@ func TestExpectedStartsAreKept(t *testing.T) {
 	})
 }
 
-// MaxWait refuses by the upper bound, Deadline by the lower, and a refusal changes nothing. The two differ
-// behind ten tickets that cost 1 and 9.
+// MaxWait refuses by the upper bound, Deadline by the lower, and a refusal changes nothing. They differ behind ten
+// tickets that cost 1 and 9.
 func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	client := limitertest.Redis(t)
 	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
@@ -275,8 +275,7 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 	})
 }
 
-// Without a ticket a request may start once the windows let it, if all who wait leave. Only an earlier deadline
-// refuses.
+// Without a ticket a request may start once the windows let it, if all who wait leave: only earlier deadlines refuse.
 func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, s)))
 	st.granted("a0")
@@ -288,8 +287,8 @@ func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 	expect.Err(t, expect.ErrOf(st.l.Reserve(t.Context(), r)), new(*throttle.DeniedError))
 }
 
-// Tenants that are delayed by windows of their own make others expect to wait. But a deadline is
-// not missed by that: the others may start at once.
+// Tenants that are delayed by windows of their own make others expect to wait. But that misses no deadline: they may
+// start at once.
 func TestDeadlineOfTicketsBehindThoseDelayedNarrower(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
 		throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, limitertest.SharedWindow(10, s)))

@@ -60,8 +60,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		grant := st.granted("a1").Reservation
 		wants("a grant", "call p decide 1", "decided p a true false 0s")
 		for range 2 { // the second changes nothing
-			settled, err := grant.Settle(t.Context(), map[string]int64{"requests": 2})
-			expect.Must(t, err)
+			settled := expect.Got(grant.Settle(t.Context(), map[string]int64{"requests": 2}))(t)
 			grant = settled
 		}
 		wants("it is settled", "call p decide 1", "corrected a map[requests:2] false", "call p decide 1")
@@ -75,8 +74,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		wants("a denial", "call p decide 1", "decided p b false true 10s")
 		full := st.of("b2")
 		full.Backlog = 1
-		places, err := line.Join(t.Context(), []throttle.Request{st.of("a2"), full, {Tenant: "c"}})
-		expect.Must(t, err)
+		places := expect.Got(line.Join(t.Context(), []throttle.Request{st.of("a2"), full, {Tenant: "c"}}))(t)
 		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].RetryIn), "join p b 30s true", "join p c 0s true")
 		st.takes()
 		wants("a take of nothing", "call p take 0")
@@ -90,6 +88,8 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		wants("a peek", "call p decide 1")
 		expect.That(t, st.again("b1", st.of("b1")).Granted, "b1 is denied")
 		wants("a grant in place of another", "call p decide 1")
+		expect.That(t, st.pauseOf("a", 20*s).again("b1", st.of("b1")).Queued, "b1 is not denied")
+		wants("a denial in its place", "call p decide 1", "call p decide 1", "decided p b false true 30s", "corrected b map[] true")
 		tickets, err := line.Reserve(t.Context(), []throttle.Request{st.of("c1"), st.of("c2")})
 		expect.Require(t, err == nil && len(tickets) == 2, tickets, err)
 		expect.That(t, len(told) == 3 && told[0] == "call p decide 2", "two requests in one call: told", told)

@@ -271,8 +271,7 @@ func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
 			demands = append(demands, d)
 		}
 		snapshot := expect.Got(inspect.Of(st.l).Snapshot(t.Context(), demands, slots))(t)
-		plan, err := snapshot.Plan(t.Context(), inspect.PlanOptions{})
-		expect.Must(t, err)
+		plan := expect.Got(snapshot.Plan(t.Context(), inspect.PlanOptions{}))(t)
 		busy, free := plan.Tenants[0], plan.Tenants[1]
 		expect.That(t, busy.Expected == limitertest.At(want[0]) && busy.Binds == throttle.BySlots, "one slot, also for", also, busy)
 		expect.That(t, free.Expected == limitertest.At(want[1]) && (free.Binds == "") == (also == "beside"), free)

@@ -124,10 +124,23 @@ func TestCorrectionsBesideALine(t *testing.T) {
 		"settled for more and renewed": {limitertest.Policy(limitertest.Slots(2), limitertest.SharedWindow(10, 10*s)), func(st *story) {
 			first := st.granted("a1")
 			st.granted("a2")
-			r, err := first.Reservation.Settle(st.Context(), map[string]int64{"requests": 2})
-			expect.Must(st, err)
+			r := expect.Got(first.Reservation.Settle(st.Context(), map[string]int64{"requests": 2}))(st)
 			expect.Must(st, expect.ErrOf(r.Renew(st.Context())))
 			limitertest.WantUsed(st, st.l, st.of("x"), 2)
+		}},
+		"settled for more once policies were published": {throttle.Policy{
+			Name: "p", Tenants: map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"tokens": {Limit: 50}}}},
+			Windows: []throttle.Window{{Name: "tokens", Algorithm: throttle.AlgorithmGCRA, Limit: 100, Period: h, Unit: "tokens"}},
+		}, func(st *story) {
+			st.cost, st.tokens = 0, 10
+			r, p := st.granted("a1").Reservation, st.l.Policies()[0]
+			expect.Must(st, st.l.SetPolicies([]throttle.Policy{p, {Name: "other", Windows: p.Windows}}))
+			r = st.settle(r, 40)
+			limitertest.WantUsed(st, st.l, st.of("a"), 40)
+			p.Windows[0].Period = 2 * h
+			st.set(p)
+			st.settle(st.settle(r, 45), 10)
+			limitertest.WantUsed(st, st.l, st.of("a"), 45)
 		}},
 		"a pause holds for what costs nothing there": {limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: s}, tokens(100, s)), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 10*s)

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// A simulation says when the backlog would be done by other limits and weights, and what the line does
-// by the policy in force is what it says of that.
+// A simulation says when the backlog would be done by other limits and weights, and what it says of the policy in
+// force comes true.
 func TestSimulateAnswersWhatIf(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

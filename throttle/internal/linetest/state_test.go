@@ -23,8 +23,7 @@ import (
 func state(t *testing.T, l *throttle.Limiter, q inspect.Query) inspect.PolicyState {
 	t.Helper()
 	q.Policy = "p"
-	got := expect.Got(inspect.Of(l).State(t.Context(), q))(t)
-	return got
+	return expect.Got(inspect.Of(l).State(t.Context(), q))(t)
 }
 
 // The state says who waits, since when and until when, and what every window has counted.

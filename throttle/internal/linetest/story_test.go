@@ -182,8 +182,7 @@ func (st *story) joinMany(queue, tenant string, n int) {
 // joining returns the answer to one request.
 func (st *story) joining(r throttle.Request) throttle.Place {
 	st.Helper()
-	places, err := st.line().Join(st.Context(), []throttle.Request{r})
-	expect.Must(st, err)
+	places := expect.Got(st.line().Join(st.Context(), []throttle.Request{r}))(st)
 	return places[0]
 }
 
@@ -420,15 +419,13 @@ func (st *story) remaining(r throttle.Reservation, units int64, reset time.Durat
 // explain returns why a ticket waits.
 func (st *story) explain(ticket string) inspect.State {
 	st.Helper()
-	e := expect.Got(inspect.Of(st.l).Explain(st.Context(), limitertest.Ticket(ticket)))(st)
-	return e
+	return expect.Got(inspect.Of(st.l).Explain(st.Context(), limitertest.Ticket(ticket)))(st)
 }
 
 func (st *story) plan(o inspect.PlanOptions, demands ...inspect.Demand) inspect.Plan {
 	st.Helper()
 	snapshot := expect.Got(inspect.Of(st.l).Snapshot(st.Context(), demands))(st)
-	plan := expect.Got(snapshot.Plan(st.Context(), o))(st)
-	return plan
+	return expect.Got(snapshot.Plan(st.Context(), o))(st)
 }
 
 func steps(n int) time.Duration { return time.Duration(n) }

@@ -118,8 +118,7 @@ func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
 func (st *story) again(ticket string, r throttle.Request) throttle.Decision {
 	st.Helper()
 	st.next = 0
-	d := expect.Got(st.line().ReserveAgain(st.Context(), st.took[ticket], r))(st)
-	return d
+	return expect.Got(st.line().ReserveAgain(st.Context(), st.took[ticket], r))(st)
 }
 
 // What was taken is used, put back, refunded or reserved again: once, however often a lost call is repeated.

@@ -90,10 +90,45 @@ func TestReportsOfTheUpstream(t *testing.T) {
 			limitertest.Cancel(st, st.l, d.Reservation)
 			st.denied("a4", 30*s)
 		}},
-		"costs": {limitertest.Policy(shared), func(st *story) {
+		"what a correction adds is not": {limitertest.Policy(shared, tokens(1000, m)), func(st *story) {
+			st.tokens = 10
+			expect.Must(st, st.granted("a1").Reservation.ReportRemaining(st.Context(), "tokens", 100, 30*s))
+			r := st.settle(st.at(ms).granted("a2").Reservation, 95)
+			limitertest.WantDenied(st, limitertest.Reserve(st, st.l, st.without("a")), 30*s-ms)
+			st.settle(r, 90)
+			st.granted("b1")
+			limitertest.Cancel(st, st.l, r)
+			st.tokens = 90
+			st.granted("b2")
+		}},
+		"what waits for a reset starts one after the other": {limitertest.Policy(limitertest.SharedWindow(1, m)), func(st *story) {
+			st.remaining(st.granted("a1").Reservation, 0, 90*s)
+			st.joins("a2")
+			place, start := st.joins("a3"), st.starts()["a3"]
+			expect.That(st, place.RetryIn == start && place.Latest == start, "a3 starts at", start, "and was told", place)
+		}},
+		"windows fill up again after a reset": {limitertest.Policy(limitertest.SharedWindow(2, m)), func(st *story) {
+			st.remaining(st.granted("a1").Reservation, 1, 90*s)
+			latest, start := st.joins("a2", "a3", "a4", "a5").Latest, st.starts()["a5"]
+			expect.That(st, start == 150*s && latest >= start, "a5 starts at", start, "and was told", latest, "at the latest")
+		}},
+		"a window with room is not full after a reset": {limitertest.Policy(throttle.Window{
+			Name: "day", Algorithm: throttle.AlgorithmFixed, Limit: 10_000, Period: 24 * h, Shared: true}), func(st *story) {
+			st.remaining(st.granted("a1").Reservation, 2, 30*s)
+			latest := st.joins("a2", "a3", "a4").Latest
+			expect.That(st, latest >= 30*s && latest < 31*s, latest)
+		}},
+		"slots that are held are held when a pause ends": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
+			st.pause(st.granted("a1").Reservation, 2*m)
+			place := st.joins("a2")
+			expect.That(st, place.RetryIn == 2*m && place.Latest == 0, place)
+		}},
+		"what a slot and a rate count of one call is corrected once": {limitertest.Policy(limitertest.Slots(9), shared), func(st *story) {
 			st.remaining(st.granted("a1").Reservation, 5, 30*s)
-			st.costs(4).granted("a2")
-			st.denied("a3", 30*s)
+			r := st.at(ms).granted("a2").Reservation
+			expect.Must(st, expect.ErrOf(r.Settle(st.Context(), map[string]int64{"requests": 4})))
+			limitertest.Cancel(st, st.l, r)
+			st.costs(5).granted("a3")
 		}},
 	})
 }

@@ -64,8 +64,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	}
 	take := func() (ids []string) {
 		for n := 0; ; n++ {
-			taken, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake})
-			expect.Must(t, err)
+			taken := expect.Got(l.Line("p").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: throttle.MaxTake}))(t)
 			for _, ticket := range taken.Tickets {
 				_, waiting := waits[ticket.ID]
 				expect.Require(t, waiting && !ticket.NeverFits, "took", ticket, "which does not wait")

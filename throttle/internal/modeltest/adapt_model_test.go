@@ -73,8 +73,8 @@ func (m *adaptModel) take(now float64) {
 	m.next = math.Ceil(math.Max(m.next, now-late) + spacing)
 }
 
-// refused notes that what was granted at `at` was refused, for `said` or, if that is 0, for an
-// unknown time. It returns for how long to pause.
+// refused notes that what was granted at `at` was refused, for `said` or, if that is 0, for an unknown time. It
+// returns the pause.
 func (m *adaptModel) refused(now, at, said float64) float64 {
 	known := now < m.free
 	if known && at <= m.last {
@@ -136,8 +136,7 @@ func adaptLike(t *rapid.T, client *redis.Client) {
 			}
 			continue
 		}
-		d, err := l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"})
-		expect.Must(t, err)
+		d := expect.Got(l.Reserve(t.Context(), throttle.Request{Policy: "p", Tenant: "a"}))(t)
 		fits := max(now, paused, ofUS(math.Ceil(model.fitsAt(toUS(now)))))
 		const rounding = time.Microsecond // the last digits of a cube root may differ
 		switch {

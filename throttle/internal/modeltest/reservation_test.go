@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// A holding is the model of a reservation: its slots, and its tokens, which begin to count as parts: with
-// the grant, and with each settle that adds some.
+// A holding models a reservation: slots, and tokens in parts, one of the grant and of each settle that adds.
 type holding struct {
 	r      throttle.Reservation
 	slots  int64

@@ -183,7 +183,7 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	t := Taken{At: r.integer(), Next: r.integer()}
 	base := r.text()
 	for !r.bad && r.at < len(reply) {
-		ticket, ok := readTicket(r.text(), fmt.Sprintf("%s%06x", base, len(t.Tickets)+1))
+		ticket, ok := readTicket(r.text(), fmt.Sprintf("%s%02x", base, len(t.Tickets)+1))
 		ticket.At = r.integer()
 		for range p.Windows {
 			ticket.Used = append(ticket.Used, r.integer())

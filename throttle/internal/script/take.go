@@ -29,7 +29,7 @@ func (q TakeRequest) arguments() []any {
 	if q.Claims != "" {
 		queues = []any{"1 " + q.Claims}
 	}
-	return append([]any{q.Max, NewID()[:10], len(queues), q.Strict}, queues...)
+	return append([]any{q.Max, NewID()[:14], len(queues), q.Strict}, queues...)
 }
 
 // A Taker takes from one line, one call at a time. A take whose reply was lost is not acknowledged: the next one

@@ -33,7 +33,7 @@ const LeaseFor = 30 * time.Second
 //go:embed lua
 var lua embed.FS
 
-// scripts has the scripts of folder lua by name. Each other one begins with functions.lua.
+// scripts has the scripts of folder lua by name. All but batch_count begin with functions.lua.
 var scripts = func() map[string]*redis.Script {
 	all := map[string]*redis.Script{}
 	functions, _ := lua.ReadFile("lua/functions.lua") // embedded files can be read
@@ -68,11 +68,11 @@ type Client struct {
 	redis   redis.UniversalClient
 	process string // identifies this client's calls
 	calls   atomic.Uint64
-	known   atomic.Pointer[identity]
+	known   atomic.Pointer[database]
 }
 
-// An identity is the random ID of a Redis database, and when it was last read.
-type identity struct {
+// A database is a Redis database by its random ID, and when that was last read.
+type database struct {
 	id   string
 	seen time.Time
 }
@@ -80,7 +80,7 @@ type identity struct {
 // New returns a client that uses the connection. The caller closes the connection.
 func New(client redis.UniversalClient) *Client {
 	c := &Client{redis: client, process: rand.Text()[:16]}
-	c.known.Store(&identity{})
+	c.known.Store(&database{})
 	return c
 }
 
@@ -92,30 +92,30 @@ func (c *Client) NewCall() string {
 	return c.process + "/" + strconv.FormatInt(time.Now().Unix(), 36) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
 }
 
-// identityKept is how long an identity is cached. A Redis that was emptied may get another one.
-const identityKept = time.Second
+// databaseKept is how long an ID is cached. A Redis that was emptied may get another one.
+const databaseKept = time.Second
 
-// identityTTL is how long Redis keeps an identity: longer than any line. Who knows a lost one writes it again.
-const identityTTL = 3 * 366 * 24 * time.Hour
+// databaseTTL is how long Redis keeps its ID: longer than any line. Who knows a lost one writes it again.
+const databaseTTL = 3 * 366 * 24 * time.Hour
 
-// Identity returns the random ID of this Redis database: a limiter may serve several.
-func (c *Client) Identity(ctx context.Context) (string, error) {
+// Database returns the random ID of this Redis database: a limiter may serve several.
+func (c *Client) Database(ctx context.Context) (string, error) {
 	known := c.known.Load()
-	if time.Since(known.seen) < identityKept {
+	if time.Since(known.seen) < databaseKept {
 		return known.id, nil
 	}
 	const key = "sluice:asynq"
 	id, err := c.redis.Get(ctx, key).Result()
 	if errors.Is(err, redis.Nil) {
-		if err = c.redis.SetNX(ctx, key, cmp.Or(known.id, c.process[:8]), identityTTL).Err(); err == nil {
+		if err = c.redis.SetNX(ctx, key, cmp.Or(known.id, c.process[:8]), databaseTTL).Err(); err == nil {
 			id, err = c.redis.Get(ctx, key).Result()
 		}
 	}
 	if err == nil {
-		known = &identity{id, time.Now()}
+		known = &database{id, time.Now()}
 		c.known.Store(known)
 	} else if known.id == "" { // otherwise the cached one serves meanwhile
-		return "", fmt.Errorf("worker: asking for the identity of asynq's Redis: %w", err)
+		return "", fmt.Errorf("worker: asking for the ID of asynq's Redis: %w", err)
 	}
 	return known.id, nil
 }

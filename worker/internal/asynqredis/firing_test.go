@@ -249,8 +249,7 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 	})
 }
 
-// Tasks that a scheduler stored before it was killed are due at once, with the marks of their store:
-// they join, as their joins were lost.
+// Tasks that a killed scheduler only stored are due at once, and join by the marks of their store.
 func TestTasksThatWereOnlyStoredAreDueAtOnce(t *testing.T) {
 	each(t, func(s *site) {
 		s.begun()

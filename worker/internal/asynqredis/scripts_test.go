@@ -176,8 +176,7 @@ func TestADequeueTakesWhatIsPending(t *testing.T) {
 		s.redis.RPush(s.Context(), "asynq:{default}:pending", "left behind")
 		call := s.NewCall()
 		dequeue := func(call string, n int) asynqredis.DequeueReply {
-			d := expect.Got(s.DequeuePending(s.Context(), queue, call, n))(s)
-			return d
+			return expect.Got(s.DequeuePending(s.Context(), queue, call, n))(s)
 		}
 		first := dequeue(call, 4)
 		got := ids(first.Messages)
@@ -343,10 +342,10 @@ func TestWhatWaitsIsDropped(t *testing.T) {
 	})
 }
 
-func TestARedisHasOneIdentity(t *testing.T) {
+func TestARedisHasOneID(t *testing.T) {
 	each(t, func(s *site) {
-		mine := expect.Got(s.Identity(s.Context()))(s)
-		theirs := expect.Got(asynqredis.New(s.redis).Identity(s.Context()))(s)
+		mine := expect.Got(s.Database(s.Context()))(s)
+		theirs := expect.Got(asynqredis.New(s.redis).Database(s.Context()))(s)
 		expect.That(t, mine == theirs && len(mine) >= 8, "identities", mine, "and", theirs, "of one Redis")
 		const year = 366 * 24 * time.Hour // the longest period of a window; a line lives for two
 		ttl := s.redis.TTL(s.Context(), "sluice:asynq").Val()

@@ -14,7 +14,7 @@ const (
 	LockTaken = int64(-1)
 )
 
-// Mark returns what a task's hash keeps of its join: the join key, and the call's key, "" if it perhaps did not join.
+// Mark returns what a task's hash keeps of its join: JOINKEY.CALL. CALL is "" if it perhaps did not join.
 func Mark(joinKey, call string) string { return joinKey + "." + call }
 
 // Marks of no join. A task that waits in no line has "", and one that a batch has set aside has "aside".

@@ -52,8 +52,8 @@ func TestAPausedQueueKeepsItsPlaces(t *testing.T) {
 	})
 }
 
-// Who has learnt that a queue is paused, from its line or from its pending tasks, does not take for
-// it until it is checked again.
+// Who has learnt that a queue is paused, from its line or from its pending tasks, takes nothing for it until it is
+// checked.
 func TestNobodyTakesForAPausedQueue(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -309,8 +309,8 @@ func TestQueuesAreAskedByTheirWeights(t *testing.T) {
 	})
 }
 
-// A take is acknowledged by the next, or after 2.5 s by a call of its own, once its tasks are
-// picked; so nobody puts its tickets back.
+// A take is acknowledged by the next, or after 2.5 s by a call of its own, once its tasks are picked: nobody puts
+// them back.
 func TestTakesAreAcknowledged(t *testing.T) {
 	inBubble(t, of(perHour(100)), nil, func(b *bench) {
 		b.wait("default", "a", "b", "c")

@@ -25,8 +25,7 @@ const (
 	// joinWithin is how long a task has to join before forward looks at it again, as its server may have ended.
 	joinWithin = 5 * time.Second
 
-	// Forward looks again at a task that could not join, after unavailableFor or later: at one such task
-	// every unavailableEvery.
+	// Forward looks again at tasks that could not join after unavailableFor or later: at one each unavailableEvery.
 	unavailableFor   = time.Second
 	unavailableEvery = 200 * time.Microsecond
 )
@@ -41,7 +40,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	if err != nil || len(due) == 0 {
 		return 0, err
 	}
-	identity, err := d.Tasks.Identity(ctx)
+	database, err := d.Tasks.Database(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -49,7 +48,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	moves, joins := make([]asynqredis.Move, len(due)), make([]joinTask, len(due))
 	for i, task := range due {
 		moves[i].ID = task.ID
-		r, line, ok := d.request(identity, queue, task.Message, task.Mark != "")
+		r, line, ok := d.request(database, queue, task.Message, task.Mark != "")
 		if !ok || task.Message.GroupKey() != "" {
 			continue
 		}
@@ -61,7 +60,8 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			mark = asynqredis.Mark(r.Key, call)
 		}
 		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
-		joins[i] = joinTask{message: task.Message, request: r, waited: mark == task.Mark && mark != asynqredis.Mark(r.Key, "")}
+		inLine := mark == task.Mark && mark != asynqredis.Mark(r.Key, "")
+		joins[i] = joinTask{message: task.Message, request: r, inLine: inLine}
 	}
 	defer d.tell(false, func() { d.setOf(queue).lookAt = time.Time{} }) // some may be pending now
 	moved, err := d.Tasks.Apply(ctx, queue, moves)
@@ -85,7 +85,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 type joinTask struct {
 	message asynqredis.Message
 	request throttle.Request
-	waited  bool // its mark says that it stands in a line
+	inLine  bool // by its mark
 }
 
 // join makes scheduled tasks join a line, and moves them as their places say. joinCtx bounds the join itself.
@@ -126,7 +126,7 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 			}
 		case err != nil, places[i].Exempt, places[i].Err != nil: // the task becomes pending: the middleware decides
 		default:
-			if j.waited && !places[i].AlreadyQueued {
+			if j.inLine && !places[i].AlreadyQueued {
 				d.logLostTicket(queue, line)
 			}
 			if places[i].Nudge {

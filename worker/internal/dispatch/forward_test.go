@@ -25,8 +25,7 @@ func (b *bench) later(id string, in time.Duration) {
 
 func (b *bench) forward() int {
 	b.Helper()
-	n := expect.Got(b.Forward(b.Context(), "default", false))(b)
-	return n
+	return expect.Got(b.Forward(b.Context(), "default", false))(b)
 }
 
 // next score of a scheduled task, from now on.

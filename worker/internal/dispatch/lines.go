@@ -34,8 +34,8 @@ var never = time.Unix(math.MaxInt32*1000, 0) // a time that does not come
 
 // A queueSet is the queues that are asked together: all of them, or one with strict priorities.
 type queueSet struct {
-	queues []string
-	takes  []string // the queues that a take names: these, and the queues of more important sets
+	queues  []string
+	takesOf []string // the queues that a take names: these, and the queues of more important sets
 
 	goesFirst bool // its pending tasks go before less important sets: its queues are looked at in every round
 
@@ -80,10 +80,9 @@ func (d *Dispatcher) dueAt(l *line) time.Time {
 	return latest(l.askAt, l.backoff.Until, d.backoff.Until)
 }
 
-// before reports whether a line's turn comes before another's of its set. Each line is fair
-// between its tenants. The lines of all policies, and of their shards, share this server's slots so that all
-// tenants get theirs: the line goes first whose tenants have had the least (start-time fair queueing, Goyal
-// et al., 1996). Here tenants' weights count only if their policy has shards.
+// before reports whether a line's turn comes before another's of its set. Each line is fair between its tenants. The
+// lines of all policies and shards share this server's slots: the line goes first whose tenants had the least
+// (start-time fair queueing, Goyal et al., 1996). Weights count only if the policy has shards.
 func (l *line) before(other *line) bool {
 	tag, asked := cmp.Compare(l.startTag(), other.startTag()), l.redisTime.Compare(other.redisTime)
 	return cmp.Or(tag, asked, strings.Compare(l.name, other.name)) < 0
@@ -121,13 +120,13 @@ func (l *line) noteServed(tickets []throttle.TakenTicket) {
 //
 // News that comes while a take is on its way may be unknown to that take: serve learns it after the answer.
 type line struct {
-	name      string // the policy's, unless that has shards
-	set       *queueSet
-	askAt     time.Time      // when to ask it next, unless takes fail; never while it is idle
-	fitsAt    time.Time      // its appointment, by the last answer; zero: nobody waited, or the take failed
-	backoff   outage.Backoff // of takes
-	redisTime time.Time      // of the latest answer, by the clock of Redis
-	nudged    bool           // this server got its nudge, and no other one did: it asks, or passes the nudge on
+	name        string // the policy's, unless that has shards
+	set         *queueSet
+	askAt       time.Time      // when to ask it next, unless takes fail; never while it is idle
+	appointment time.Time      // by the last answer; zero: nobody waited, or the take failed
+	backoff     outage.Backoff // of takes
+	redisTime   time.Time      // of the latest answer, by the clock of Redis
+	nudged      bool           // this server got its nudge, and no other one did: it asks, or passes the nudge on
 
 	acknowledge *time.Timer // acknowledges the last take, unless another one follows; nil: there was none
 
@@ -152,11 +151,11 @@ func (l *line) askBy(at time.Time) { l.askAt = earliest(l.askAt, at) }
 func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.backoff = outage.Backoff{}
 	l.noteServed(taken.Tickets)
-	l.fitsAt, l.askAt = time.Time{}, never
+	l.appointment, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// A take sent at fitsAt arrives no sooner than the ticket fits, even if up to transitMost faster than this one.
-		l.fitsAt = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
-		l.askAt = l.fitsAt
+		// A take sent then arrives no sooner than the ticket fits, even if up to transitMost faster than this one.
+		l.appointment = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
+		l.askAt = l.appointment
 	}
 	if len(taken.Tickets) == 0 && taken.Next == 0 {
 		l.askAt = now.Add(askAgain)
@@ -176,7 +175,7 @@ func (set *queueSet) update(names []string) {
 // watched returns the lines that this server watches.
 func (set *queueSet) watched() (names []any) {
 	for _, l := range set.lines {
-		if !l.fitsAt.IsZero() {
+		if !l.appointment.IsZero() {
 			names = append(names, l.name)
 		}
 	}
@@ -193,7 +192,7 @@ func queueSetsOf(queues map[string]int, strict bool) (all []*queueSet) {
 	for some := range slices.Chunk(names, together) {
 		n += len(some)
 		all = append(all, &queueSet{
-			queues: some, takes: names[:n], goesFirst: n < len(names), lines: map[string]*line{},
+			queues: some, takesOf: names[:n], goesFirst: n < len(names), lines: map[string]*line{},
 		})
 	}
 	return all

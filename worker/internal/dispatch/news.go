@@ -58,7 +58,7 @@ func (d *Dispatcher) Freed(lines ...string) {
 	d.tell(false, func() {
 		for _, set := range d.sets {
 			for _, line := range lines {
-				if l := set.lines[line]; l != nil && !l.fitsAt.IsZero() {
+				if l := set.lines[line]; l != nil && !l.appointment.IsZero() {
 					l.askBy(time.Now())
 				}
 			}

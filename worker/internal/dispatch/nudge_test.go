@@ -77,8 +77,7 @@ func TestAServerWithoutASlotLeftPassesTheNudgeOn(t *testing.T) {
 	}
 }
 
-// A ticket that joins while a take is on its way is asked for, although the take's reply, which
-// comes later, does not know it.
+// A ticket that joins while a take is on its way is asked for, although the take's later reply does not know it.
 func TestATicketThatJoinsDuringATakeIsAskedFor(t *testing.T) {
 	inBubble(t, of(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
 		b.quiet = true

@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	// lookEvery is about how often a server looks at its queues, a quarter more at most: for pending
-	// tasks, and for lines that nobody watches.
+	// lookEvery is how often (up to a quarter later) a server looks for pending tasks, and at lines without watchers.
 	lookEvery = time.Second
 
 	// tasksPerPending is after how many tasks from lines one pending task has a turn: it goes before the lines.
@@ -41,8 +40,7 @@ func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	return false
 }
 
-// draw returns the queues in a random order for this round: the chance of each to be next is by its
-// priority, as in asynq.
+// draw returns the queues in a random order for this round: by their priorities' chances, as in asynq.
 func (set *queueSet) draw(priorities map[string]int) []string {
 	drawn := map[string]float64{}
 	for _, queue := range set.queues {

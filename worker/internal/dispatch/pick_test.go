@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// The reply to a pick is lost. Its tasks are active, and no server has them. The same pick is
-// repeated until it is answered, before any other.
+// The reply to a pick is lost. Its tasks are active, and no server has them. The pick is repeated, before any other,
+// until it is answered.
 func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
@@ -107,8 +107,7 @@ func TestADequeueWhoseReplyWasLostIsRepeated(t *testing.T) {
 	})
 }
 
-// Tasks that are ready and for which no slot becomes free go back after half a second, and their
-// tickets to their ranks with their units.
+// Tasks that are ready and for which no slot becomes free go back after half a second, their tickets to their ranks.
 func TestReadyTasksGoBack(t *testing.T) {
 	for _, row := range []struct {
 		name string

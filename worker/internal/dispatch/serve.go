@@ -53,9 +53,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 			case <-d.wakeNext:
 			case <-ctx.Done():
 			}
-		case insist(ctx, d, func(context.Context) (bool, error) {
-			return d.Tasks.CheckActive(ctx, task.Ref, task.CallKey, true) // notes that it starts; a lost answer does no harm
-		}):
+		case d.noteStart(ctx, task):
 			noted = task.CallKey + task.ID
 		default: // it has been recovered, or asynq's Redis does not answer: serve puts it back
 			d.sleep(retryAfterError)
@@ -65,9 +63,15 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 	return Task{}, false
 }
 
-// serve makes tasks ready while Next waits for one, or is about to. Only serve reads and changes the views of
-// lines: other goroutines tell it news. When the dispatcher stops, serve puts back what is ready, and asks
-// other servers to keep its appointments.
+// noteStart notes that a task starts. It reports false if the task has been recovered meanwhile, or the context ends.
+func (d *Dispatcher) noteStart(ctx context.Context, task Task) bool {
+	return insist(ctx, d, func(context.Context) (bool, error) { // with ctx: a lost answer does no harm here
+		return d.Tasks.CheckActive(ctx, task.Ref, task.CallKey, true)
+	})
+}
+
+// serve makes tasks ready while Next waits, or is about to. Only serve reads and changes the views of lines: others
+// tell it news. When the dispatcher stops, it puts back what is ready, and others keep its appointments.
 func (d *Dispatcher) serve() {
 	defer close(d.emptied)
 	for !d.isStopped() {

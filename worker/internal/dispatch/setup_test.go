@@ -68,14 +68,13 @@ func (w *wire) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 	return next(ctx, cmd)
 }
 
-// during does something once, after the next script ran and before its reply is known. Calls under way have ended
-// then.
+// during does something once, after the next script ran, before its reply is known, and once calls under way ended.
 func (w *wire) during(do func()) {
 	synctest.Wait()
 	w.Store(&sitetest.Fault{Is: sitetest.IsScript, Lost: true, Hits: sitetest.Only(1), Meanwhile: do})
 }
 
-// takenQueue is the last argument of a take: a priority, and a queue with the identity of asynq's Redis.
+// takenQueue is the last argument of a take: a priority, and a queue with the ID of asynq's Redis.
 var takenQueue = regexp.MustCompile(`^\d+ .+%2F`)
 
 // seeLimiter notes takes and what acknowledges them, and answers in place of the limiter if the test says so.
@@ -190,7 +189,7 @@ func (b *bench) wait(queue string, ids ...string) {
 func (b *bench) waitIn(line, queue string, ids ...string) {
 	b.Helper()
 	ctx := b.Context()
-	identity := expect.Got(b.asynq.Identity(ctx))(b)
+	database := expect.Got(b.asynq.Database(ctx))(b)
 	var requests []throttle.Request
 	for _, id := range ids {
 		call := b.message(queue, id)
@@ -198,7 +197,7 @@ func (b *bench) waitIn(line, queue string, ids ...string) {
 		b.ok(err)
 		expect.Require(b, results[0] == asynqredis.Stored, results)
 		requests = append(requests, throttle.Request{
-			Key: call.Message.JoinKey(), Tenant: "acme", Ticket: throttle.Ticket{Queue: identity + "/" + queue, ID: id},
+			Key: call.Message.JoinKey(), Tenant: "acme", Ticket: throttle.Ticket{Queue: database + "/" + queue, ID: id},
 		})
 	}
 	places := expect.Got(b.limiter.Line(line).Join(ctx, requests))(b)

@@ -24,7 +24,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	if l.acknowledge != nil {
 		l.acknowledge.Stop() // this take does it
 	}
-	fitsAt, sent := l.fitsAt, time.Now()
+	appointment, sent := l.appointment, time.Now()
 	ctx, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
 	taken, err := d.Limiter.Line(l.name).Take(ctx, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
@@ -43,12 +43,12 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		decidedAt := sent.Add(-max(0, taken.At.Sub(t.Decision.At))) // if the take is repeated: when it was sent first
 		verdict := &Verdict{TakenTicket: t, DecidedAt: decidedAt, FromLine: true, Line: l.name}
 		if i == 0 {
-			verdict.Due = latest(fitsAt, sent.Add(-t.Waited))
+			verdict.Due = latest(appointment, sent.Add(-t.Waited))
 		}
-		_, queue, _ := strings.Cut(t.Queue, "/") // after the identity of asynq's Redis
+		_, queue, _ := strings.Cut(t.Queue, "/") // after the ID of asynq's Redis
 		verdicts[queue] = append(verdicts[queue], verdict)
 	}
-	for _, queue := range l.set.takes {
+	for _, queue := range l.set.takesOf {
 		if some := verdicts[queue]; len(some) > 0 {
 			found = d.pick(l, queue, some) || found
 		}
@@ -62,14 +62,14 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 // openQueues returns the queues to take from for a set, as the limiter knows them, with their priorities:
 // its own, and the more important ones, without the paused ones.
 func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
-	identity, err := d.Tasks.Identity(d.ctx)
+	database, err := d.Tasks.Database(d.ctx)
 	if err != nil {
 		return nil // asynq's Redis does not answer: as a rule the call for pending tasks fails, too, and logs that
 	}
 	queues := map[string]int{}
-	for _, queue := range set.takes {
+	for _, queue := range set.takesOf {
 		if !d.paused[queue] {
-			queues[identity+"/"+queue] = d.Queues[queue]
+			queues[database+"/"+queue] = d.Queues[queue]
 		}
 	}
 	return queues
@@ -150,7 +150,7 @@ func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, verdict *
 func (d *Dispatcher) noteFailure(l *line, err error) {
 	now := time.Now()
 	l.backoff.Fail(now)
-	l.askAt, l.fitsAt = now, time.Time{}
+	l.askAt, l.appointment = now, time.Time{}
 	if d.lastCallFailed {
 		d.backoff.Fail(now)
 	}
@@ -164,7 +164,7 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 // about tasks that get no decision here. A task whose ticket was taken reserves, too, if that was not charged
 // (unless it never fits), or if its tenant is in another shard by now.
 func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
-	identity, err := d.Tasks.Identity(d.ctx)
+	database, err := d.Tasks.Database(d.ctx)
 	if err != nil {
 		return
 	}
@@ -175,7 +175,7 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 			verdict.Line == d.Limiter.LineOf(throttle.PolicyOf(verdict.Line), verdict.Decision.Tenant) {
 			continue
 		}
-		r, line, ok := d.request(identity, task.Queue, task.Message, verdict != nil)
+		r, line, ok := d.request(database, task.Queue, task.Message, verdict != nil)
 		if !ok {
 			continue
 		}
@@ -212,10 +212,10 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 
 // request returns the request of a task of a queue, and the line in which it waits, if it joins one.
 func (d *Dispatcher) request(
-	identity, queue string, m asynqredis.Message, waited bool,
+	database, queue string, m asynqredis.Message, waited bool,
 ) (r throttle.Request, line string, ok bool) {
 	if r, ok = d.Match(m, waited); ok {
-		r.Ticket = throttle.Ticket{Queue: identity + "/" + queue, ID: m.ID()}
+		r.Ticket = throttle.Ticket{Queue: database + "/" + queue, ID: m.ID()}
 		line = d.Limiter.LineOf(r.Policy, r.Tenant)
 	}
 	return r, line, ok

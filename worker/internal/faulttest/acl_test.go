@@ -105,8 +105,7 @@ func setUser(t *testing.T, admin *redis.Client, words []string) {
 	sitetest.Must(t, admin.Do(t.Context(), args...).Err())
 }
 
-// wantRefused fails if Redis refused anything but that command. The client library ignores that it
-// may not introduce itself.
+// wantRefused fails if Redis refused anything but that command. go-redis ignores that it may not introduce itself.
 func wantRefused(t *testing.T, admin *redis.Client, command string) {
 	t.Helper()
 	log := expect.Got(admin.ACLLog(t.Context(), 100).Result())(t)
@@ -155,8 +154,7 @@ func follows(s *sitetest.Site) {
 	s.Cleanup(func() { f.Close() })
 }
 
-// A ping asks both Redises. A refused user of the limiter's is logged by its own class, and work goes on
-// when the user is let in.
+// A ping asks both Redises. A refused user of the limiter's is logged as such, and work goes on once it is let in.
 func TestARefusedUserIsTold(t *testing.T) {
 	t.Parallel()
 	admin := throttletest.Client(t, throttletest.Redis(t))

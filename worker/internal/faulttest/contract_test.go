@@ -108,8 +108,8 @@ func (r *recorder) wantCalls(t *testing.T, want map[string]string, seeTo string)
 	}
 }
 
-// A recorder notes the script calls that concern a task or the active ones. A call is known by the
-// task, whose ID is "id of NAME" and whose type is NAME.
+// A recorder notes the script calls that concern a task or the active ones. A task's ID is "id of NAME", and its type
+// is NAME.
 type recorder struct {
 	mu    sync.Mutex
 	calls map[string]string

@@ -42,8 +42,7 @@ const (
 	drainPeriod = 500 * time.Millisecond
 )
 
-// long reports whether drains are of 2,000 tasks, and those are run that take long. It is asked for
-// by the environment variable SLUICE_LONG.
+// long reports whether SLUICE_LONG is set: then drains are of 2,000 tasks, and tests that take long run.
 func long() bool { return os.Getenv("SLUICE_LONG") != "" }
 
 // drained returns policies to drain, with a window that all tenants share.

@@ -149,8 +149,7 @@ func (k *kept) MakeRedisClient() any {
 	return made
 }
 
-// A queue is paused until all its denied tasks have reached their fallback. They wake at most once in vain
-// afterwards.
+// A queue is paused until all its denied tasks have reached their fallback. They wake in vain once at most.
 func TestTasksOutlastALongPauseOfTheirQueue(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(8, 30*time.Second), func(t *testing.T, s *sitetest.Site) {
 		s.Serve(s.Ok, sitetest.Calm)

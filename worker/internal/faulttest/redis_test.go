@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// Redis stops answering, the limiter's own or that of all: nothing runs twice or is lost, no retry
-// is burnt, no limit is exceeded, and it is logged once.
+// Redis stops answering, the limiter's own or that of all: nothing is lost or runs twice, no retry is burnt, no limit
+// exceeded, and it is logged once.
 func TestRedisStopsAnswering(t *testing.T) {
 	for _, pause := range []time.Duration{10 * time.Second, 40 * time.Second} {
 		for _, who := range []string{"the limiter's", "all"} {

@@ -17,13 +17,13 @@ const AnswerWithin, probeWithin = 2 * time.Second, 250 * time.Millisecond
 // second. Its zero value has seen no failure.
 type Backoff struct {
 	Until time.Time
-	pause time.Duration
+	delay time.Duration
 }
 
 // Fail notes one more failure.
 func (b *Backoff) Fail(now time.Time) {
-	b.pause = min(max(2*b.pause, 100*time.Millisecond), time.Second)
-	b.Until = now.Add(b.pause)
+	b.delay = min(max(2*b.delay, 100*time.Millisecond), time.Second)
+	b.Until = now.Add(b.delay)
 }
 
 // A Breaker keeps callers from waiting for a limiter that does not answer. The first callers wait for their whole

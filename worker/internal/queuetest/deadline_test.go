@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// wantLate fails unless the task was archived by a DeniedError, for which the user's ErrorHandler
-// was called once and the user's IsFailure was not.
+// wantLate fails unless the task was archived by a DeniedError, told once to the user's ErrorHandler, and not to
+// IsFailure.
 func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 	s.Helper()
 	s.WaitState(asynq.TaskStateArchived, id)
@@ -126,8 +126,7 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 	})
 }
 
-// The lock of a unique task of our client holds also if the task waits for longer than it was
-// promised, and ends with the task.
+// The lock of a unique task of our client outlasts a wait that is longer than promised, and ends with it.
 func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(1, time.Minute), func(t *testing.T, s *sitetest.Site) {
 		begun, client := time.Now(), s.Client(s.Limiter)

@@ -47,8 +47,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 			return next(ctx, cmd)
 		}))
 		limiter := func(p throttle.Policy) *throttle.Limiter {
-			made := expect.Got(throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p}}))(t)
-			return made
+			return expect.Got(throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p}}))(t)
 		}
 		for _, p := range []throttle.Policy{row.before, row.after, row.before, row.after} {
 			s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter(p)))

@@ -123,8 +123,7 @@ func TestAConflictKeepsThePlaceInLine(t *testing.T) {
 	})
 }
 
-// Options that are hidden in asynq.NewTask work as they do for asynq's client, for tasks that start
-// at once and for those that wait.
+// Options that are hidden in asynq.NewTask work as they do for asynq's client, for tasks that start at once or wait.
 func TestATaskInLineKeepsItsOptions(t *testing.T) {
 	deadline := time.Now().Add(100 * time.Hour).Truncate(time.Second)
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
@@ -196,8 +195,8 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 	})
 }
 
-// The limiters of a client and its server have different lines: its tasks start two minutes late, and
-// the server's log says why, once a queue.
+// The limiters of a client and its server have different lines: tasks start two minutes late, and the log says why,
+// once a queue.
 func TestAClientWithAnotherLimiterIsNoticed(t *testing.T) {
 	policy := sitetest.Policy(1000, time.Minute)
 	renamed := policy

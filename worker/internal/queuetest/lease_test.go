@@ -43,8 +43,8 @@ func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 	})
 }
 
-// A handler whose lease cannot be renewed is stopped before its slot can be granted to another: when
-// the connection is cut, and when renewals hang.
+// A handler whose lease cannot be renewed is stopped before its slot can be granted to another: with cut connections
+// and hung renewals.
 func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {

@@ -72,8 +72,7 @@ func joinTogether(s *sitetest.Site, n int) {
 	}
 }
 
-// A server asks a line alone, and leaves. Another one idles, and knows only that the line was empty,
-// as are those of many policies.
+// A server asks a line alone, and leaves. Another one idles: by what it knows the line is empty, like many.
 func TestAServerThatLeavesDelaysNobody(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"stopped", "killed"} {
@@ -139,8 +138,8 @@ func TestAMachineThatDiesWithANudgeOrTicketsDelaysThemBriefly(t *testing.T) {
 	})
 }
 
-// A machine dies while it runs a task. It uses a retry if asynq's heartbeat has seen it run, as with plain
-// asynq, and none if it is younger.
+// A machine dies while it runs a task. It uses a retry if asynq's heartbeat has seen it run, as with asynq, else
+// none.
 func TestATaskOfAMachineThatDiesGoesBack(t *testing.T) {
 	for ran, want := range map[time.Duration]int{2 * time.Second: 0, 8 * time.Second: 1} {
 		t.Run(ran.String(), func(t *testing.T) {

@@ -147,8 +147,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		client := s.Client(s.Limiter)
 		explain := func(queue, id string) worker.Explanation {
 			t.Helper()
-			e := expect.Got(client.Explain(t.Context(), queue, id))(t)
-			return e
+			return expect.Got(client.Explain(t.Context(), queue, id))(t)
 		}
 		says := func(id, state string, why ...string) {
 			t.Helper()

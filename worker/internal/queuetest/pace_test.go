@@ -133,8 +133,7 @@ func TestDeletedTasksHoldUpNobody(t *testing.T) {
 		_, err := enqueue(sitetest.AcmeTask(), asynq.TaskID("soon"), asynq.Deadline(time.Now().Add(30*time.Second)))
 		sitetest.Must(t, err)
 		begun := time.Now()
-		// It goes with the window after those of the tasks that are left. Each look at a deleted
-		// one may take a millisecond.
+		// It goes with the window after those of the tasks that are left. A look at a deleted one may take 1 ms.
 		const most = (1+(all-deleted)/limit)*time.Second - begin + deleted*time.Millisecond
 		time.Sleep(30 * time.Second)
 		s.WantOnceEach(t, limit+all-deleted+1)

@@ -144,8 +144,8 @@ func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
 	})
 }
 
-// A handler that wants a refusal to cost a retry says so. (That an error beside a pause of its own costs
-// one is in TestAJobMayPauseItsPolicyAndFail.)
+// A handler that wants a refusal to cost a retry says so. (For an error with a pause see
+// TestAJobMayPauseItsPolicyAndFail.)
 func TestARefusalMayTakeARetry(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {

@@ -79,9 +79,8 @@ func TestRepliesThatCrossStrandNobody(t *testing.T) {
 	})
 }
 
-// One process serves the asynqs of two databases by one limiter, and loses some of its replies. A
-// take that is repeated for the other server moves no task to the wrong one. All tasks run once,
-// and keep to the limit that they share.
+// One process serves the asynqs of two databases by one limiter, and loses some of its replies. A take that is
+// repeated for the other server moves no task to the wrong one. All run once, within the limit that they share.
 func TestTwoAsynqsByOneLimiter(t *testing.T) {
 	if sitetest.OnCluster() {
 		t.Skip("a Redis Cluster has one database")
@@ -121,8 +120,8 @@ func TestTwoAsynqsByOneLimiter(t *testing.T) {
 	})
 }
 
-// asynq's Redis comes back empty, while the limiter's has kept its lines. Tasks run at once, whether a
-// new client or an old one enqueues first.
+// asynq's Redis comes back empty, while the limiter's has kept its lines. Tasks run at once, whichever client
+// enqueues first.
 func TestAnAsynqThatComesBackEmpty(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values("the new client", "the old client"), func(t *testing.T, first string) {
 		limits, s := sitetest.NewInBubble(t, sitetest.Shared(1000, time.Second)), sitetest.NewInBubble(t)

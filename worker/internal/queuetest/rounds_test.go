@@ -23,8 +23,8 @@ func rounds(n int) int {
 	return n
 }
 
-// crossingStart is how late a task may start that fits at once: the last of many idle servers asks by
-// then, as SPREAD of line_appointments.lua has it.
+// crossingStart is how late a task may start that fits at once: the last of many idle servers asks by then (SPREAD of
+// line_appointments.lua).
 const crossingStart = 2 * time.Second
 
 // idle returns policies that guard nothing. A server asks one of its empty lines every 5 s. So

@@ -44,7 +44,7 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 }
 
 // An old grant cannot be reserved again while the limiter is silent. If the policy fails open the task runs, and the
-// slot of the old grant is given back.
+// old slot is given back.
 func TestAnOldGrantOfAPolicyThatFailsOpenHoldsNoSlot(t *testing.T) {
 	p := sitetest.AtOnce(10)
 	p.FailOpen = true

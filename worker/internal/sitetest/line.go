@@ -87,7 +87,7 @@ func (s *Site) InLine() (tickets []string) {
 			queue, err := url.PathUnescape(queue)
 			id, wrong := url.PathUnescape(id)
 			expect.Require(s, err == nil && wrong == nil, err, wrong)
-			_, queue, _ = strings.Cut(queue, "/") // behind the identity of asynq's Redis
+			_, queue, _ = strings.Cut(queue, "/") // behind the ID of asynq's Redis
 			tickets = append(tickets, queue+"/"+id)
 		}
 	}
@@ -117,8 +117,7 @@ func (s *Site) WantInOrder() {
 	s.Helper()
 	grants := s.Grants()
 	number := func(g Grant) int {
-		n := expect.Got(strconv.Atoi(strings.TrimPrefix(g.ID, g.Tenant+"-")))(s)
-		return n
+		return expect.Got(strconv.Atoi(strings.TrimPrefix(g.ID, g.Tenant+"-")))(s)
 	}
 	for i, late := range grants {
 		for _, early := range grants[:i] {

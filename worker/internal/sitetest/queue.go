@@ -85,8 +85,7 @@ func (s *Site) WantCounters(want Counters) {
 // Stored returns the fields by which asynq keeps a task.
 func (s *Site) Stored(id string) map[string]string {
 	s.Helper()
-	fields := expect.Got(s.Redis.HGetAll(context.Background(), "asynq:{default}:t:"+id).Result())(s)
-	return fields
+	return expect.Got(s.Redis.HGetAll(context.Background(), "asynq:{default}:t:"+id).Result())(s)
 }
 
 // AcmeTask is a task of the tenant acme.

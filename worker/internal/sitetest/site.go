@@ -245,8 +245,7 @@ func (s *Site) WantReported(reported, asked []string) {
 // LimiterOn returns a limiter with the policies of the site.
 func (s *Site) LimiterOn(client redis.UniversalClient) *throttle.Limiter {
 	s.Helper()
-	limiter := expect.Got(throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()}))(s)
-	return limiter
+	return expect.Got(throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies()}))(s)
 }
 
 // AnotherLimiter returns a limiter as that of another process. The hooks see its calls.

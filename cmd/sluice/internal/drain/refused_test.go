@@ -50,8 +50,7 @@ func drained(ctx context.Context, t *testing.T, m throttletest.Memory, p throttl
 		})
 	}
 	progress := NewProgress(io.Discard, time.Minute)
-	caller, err := call.New(call.Config{Concurrency: 1, Limiter: limiter, Logger: progress.Logger(), Timeout: time.Minute})
-	expect.Must(t, err)
+	caller := expect.Got(call.New(call.Config{Concurrency: 1, Limiter: limiter, Logger: progress.Logger(), Timeout: time.Minute}))(t)
 	caller.Client.Transport = expect.Got(httpthrottle.NewTransport(httpthrottle.TransportConfig{
 		Base: a, LearnOnly: true, Limiter: limiter, Logger: progress.Logger(),
 	}))(t)

@@ -1,6 +1,5 @@
--- codec.lua: short names of Lua's own functions, functions that few calls need, and how numbers and
--- fields are written. Integers are big-endian. All times are microseconds since 1970. miniredis has
--- neither struct nor bit, hence char and byte.
+-- codec.lua: short names of Lua's own functions, `once`, and how numbers and fields are written. Integers are
+-- big-endian. All times are microseconds since 1970. miniredis has neither struct nor bit, hence char and byte.
 --
 -- Redis keeps no function from one call to the next. So most files put theirs in one table. At every call a
 -- closure costs 400 instructions, a table of 8 names 3,000, and a local that a closure captures
@@ -21,8 +20,7 @@ local MOST = 9007199254740992
 -- The key of the scope that all share. Flows wait for handler slots there, even if it has no window.
 local ROOT = 'w:'
 
--- Algorithms are kept by their letters. extras(call) makes the functions that most calls do not need, and line_files
--- those of lines (library.go).
+-- Algorithms are kept by their letters. extras(call) makes functions that few calls need, line_files those of lines.
 local algorithms, extras, line_files = {}, nil, nil
 
 -- once returns the result of the first call of `make`: later ones ignore their arguments. It is the one way

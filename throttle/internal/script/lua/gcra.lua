@@ -1,7 +1,7 @@
 -- gcra.lua: `burst` units at once, then one unit every period/limit. Source: the generic cell rate algorithm (ITU-T
 -- I.371, the continuous-state leaky bucket form), in integers: no rounding error ever adds up.
 --
---   parameters  p1 burst (units at once), p2 span (us), p3 drain (units a span): p3/p2 in lowest terms; p4 period
+--   parameters  p1 burst (units at once), p2 span (us), p3 drain (units a span), p4 period (us); p2, p3: lowest terms
 --   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, parts < span
 --
 -- The level is two numbers, as burst x span can be far above 2^53, up to which doubles are exact.
@@ -11,9 +11,9 @@ do
 local TOP = 281474976710656 -- 2^48, the weight of the first of nine digits of 6 bits
 
 -- scale_by(a, b, c) -> floor(a * b / c) and the rest, exactly: a and b at most 2^53, c below 2^46 (the span is at
--- most twice the longest period, the drain at most 10^12). A product that is too large is computed by the digits
--- of a: 64 c + 63 c is below 2^53. A quotient above 2^53 is not exact, which does not matter: such times never
--- come, and no bucket is so full.
+-- most twice the longest period, the drain at most 10^12). A product that is too large is computed by the digits of
+-- a: 64 c + 63 c is below 2^53. A quotient above 2^53 is not exact, which does not matter: such times never come, and
+-- no level is so high.
 local function scale_by(a, b, c)
   local whole = floor(b / c)
   b = b - whole * c
@@ -53,14 +53,14 @@ local function less_drained(st, units, parts, time)
   return less(st, units, parts, scale_by(time, st.drain, st.span))
 end
 
--- fill sets the level of the bucket.
+-- fill sets the level.
 local function fill(st, units, parts)
   st.units, st.parts, st.used = units, parts, units + (parts > 0 and 1 or 0)
 end
 
 algorithms['g'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
-    local st = {limit = p1, span = p2, drain = p3, units = 0, parts = 0, used = 0, period = p1 * p2 / p3, stated = p4}
+    local st = {limit = p1, span = p2, drain = p3, stated = p4, units = 0, parts = 0, used = 0, period = p1 * p2 / p3}
     if data then
       if to - from ~= 27 then return nil end
       local units, parts = unpack7(data, from + 7), unpack7(data, from + 14)

@@ -4,13 +4,11 @@
 -- wait by tag (line_fair.lua), at a tenant's own by the rank of their first ticket. The node that all
 -- share is ROOT. Nodes, tags and V belong to one queue. Windows are counted for all queues together.
 --
--- A queue whose name begins with "!" has the claims of one process, which alone takes them. Names of
--- other queues are escaped, and contain no "!". In keys QUEUE is a side: for live tickets the name of a queue, for
--- batches the name and "!". Names of tickets, "QUEUE/ID", lack that last "!": in the record of a batch's ticket it
--- stands before the "|".
+-- A queue whose name begins with "!" has the claims of one process, which alone takes them. Names of other queues are
+-- escaped, and contain no "!". In keys QUEUE is a side: for live tickets the name of a queue, for batches the name
+-- and "!". Names of tickets, "QUEUE/ID", lack that "!": the record of a batch's ticket has it before the "|".
 --
--- Keys, after the prefix P of the policy. A SUFFIX is a scope's key without P, a NODE is
--- "QUEUE|SUFFIX".
+-- Keys, after the prefix P of the policy. A SUFFIX is a scope's key without P, a NODE is "QUEUE|SUFFIX".
 --   q          "tickets rank": how many tickets are in the line, and the last rank given, less ZERO or
 --              FRONT of line_join.lua. Without the key there is no line
 --   l          "time limits": `limits` is the policy's text, by which all takes since `time` have looked at the
@@ -111,7 +109,7 @@ local function new_line(call)
     if batch then call.batches = true end
     local asked, n, weights, first, last, server, since, taken, count, priority, rescan, v, units = match(
       record, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S*) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
-    local q = { -- at most 32 fields with those of line_take.lua, as more make the table twice as large
+    local q = { -- at most 32 fields with those of line_fair.lua, as more make the table twice as large
       claims = claims, batch = batch, asked = asked + 0, weights = weights + 0, flows = count + 0,
       first = first + 0, last = last + 0, server = server, since = since + 0, taken = taken + 0,
       priority = priority + 0, rescan = rescan,
@@ -127,7 +125,7 @@ local function new_line(call)
   end
 
   -- alive returns whether a queue may delay others.
-  function L.alive(q) return q.n > 0 and appointments.kept(q, now) end
+  function L.alive(q) return q.n > 0 and appointments.served(q, now) end
 
   -- queue_of returns the record of a queue, which is also its node ROOT.
   function L.queue_of(name)
@@ -156,8 +154,7 @@ local function new_line(call)
     return node
   end
 
-  -- nodes_of returns the nodes that count a flow's tickets, ROOT last. With call.only_tenants the flow itself counts
-  -- them at the tenant's scope.
+  -- nodes_of returns the nodes that count a flow's tickets, ROOT last. With only_tenants the flow counts its own.
   function L.nodes_of(flow)
     local q = L.queue_of(flow.queue)
     if call.only_tenants then return q.nodes end
@@ -188,7 +185,7 @@ local function new_line(call)
       n = 0, same = false, units = false, -- line_units.lua
       weight = weight, tag = 0, tenant = tenant, suffixes_text = suffixes, suffixes = list,
       settings_text = settings_text, settings = windows.settings_of(call, settings_text),
-      changed = false, suffix = nil, rank = nil, score = nil, opened = false,
+      changed = false, suffix = nil, rank = nil, score = nil, passed = false,
       stored_suffix = nil, stored_rank = nil,
       heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
       first = nil,                       -- the first one that is left
@@ -222,8 +219,7 @@ local function new_line(call)
     return flow
   end
 
-  -- ticket returns the values, costs, rank and record of a ticket; nil if it does not wait. The caller may
-  -- already have the record.
+  -- ticket returns a ticket's values, costs, rank and record, which the caller may have; nil if it does not wait.
   function L.ticket(id, record)
     record = record or L.read('t', id)
     if not record then return nil end

@@ -14,11 +14,10 @@ local appointments = {
   SPREAD = 2000000, -- us until the last of many servers asks
 }
 
--- kept returns whether a server still asks for a queue: it did in the last minute, or for claims in 2 s.
-function appointments.kept(q, now) return now - q.asked < (q.claims and 2000000 or 60000000) end
+-- served returns whether a server still asks for a queue: it did in the last minute, or for claims in 2 s.
+function appointments.served(q, now) return now - q.asked < (q.claims and 2000000 or 60000000) end
 
--- nudge returns 1 if a server must be woken for a ticket that is expected to start at `time`, or 0 if one asks
--- by then anyway.
+-- nudge returns 1 if a server must be woken for a ticket that is expected to start at `time`, 0 if one asks by then.
 function appointments.nudge(q, now, time)
   if q.claims then return 0 end -- their process asks in time
   local since, spacing = now - appointments.FORGET, appointments.SPACING

@@ -1,9 +1,9 @@
 -- line_eta.lua: when a ticket is expected to start, and when at the latest.
 --
 -- new_eta(L) -> expected, a function:
---   expected(flow, list, at, costs, behind, all_first, fits) -> expected, latest, binds, earliest
+--   expected(flow, list, from, costs, behind, all_first, fits) -> expected, latest, binds, earliest
 --     of a ticket with these costs after all tickets of the flow, or after `behind` of them. list are the
---     flow's scopes, and `at` is their time. all_first: all tickets that wait at the scopes go first, as for
+--     flow's scopes, and `from` is their time. all_first: all tickets that wait at the scopes go first, as for
 --     a request without a place in line. fits, if any, gets by window when the costs fit there, 0 for at once
 --
 -- Until a ticket starts, the first of all waiting tickets lacks room in a window. So the latest start is the sum of
@@ -11,9 +11,9 @@
 -- is 0 if nobody knows how long leases are held. binds is the number of the window that delays the ticket for
 -- longest, or 0. The earliest start is after the flow's own tickets: others may be gone by then.
 --
--- Where all that waits fits now, so does the ticket. Where costs differ, windows are left with room that is too
--- small for the next ticket: expected and latest assume the most of such room. So they are equal only where the
--- start is exact: one window binds, costs are equal, and no other ticket may change places with this one.
+-- Where all that waits fits now, so does the ticket. Where costs differ, windows are left with room that is too small
+-- for the next ticket: expected and latest assume the most of such room. So they are equal only where the start is
+-- exact: one window binds, costs are equal, and no other ticket may overtake this one.
 
 local function new_eta(L)
   local PACED = 60000000 -- us, the longest period of windows over which batches are spread
@@ -22,8 +22,7 @@ local function new_eta(L)
   local call, units_of = L.call, line_units.of_unit
   local roomy = {} -- by scope: the costs of a ticket, if MANY of it fit besides all that waits
 
-  -- waiting returns the units that wait at a scope in the queues of a class that are alive, and the most and
-  -- the least of a ticket.
+  -- waiting returns the units that wait at a scope in a class's queues that are alive, and a ticket's most and least.
   local function waiting(flow, scope, unit, batch)
     local sum, least, most = 0, MOST, 0
     for name, q in pairs(L.queues) do
@@ -80,15 +79,27 @@ local function new_eta(L)
     return min(sum, ceil(units * call.batch_share / (1 - call.batch_share)) + most + idle)
   end
 
-  return function(flow, list, at, costs, behind, all_first, fits) -- `expected`, as above
+  -- let_in returns the scopes as they will be when the upstream lets in a ticket with these costs, and that time.
+  local function let_in(list, at, costs)
+    local time = at
+    for s = 1, #list do
+      for _, i in ipairs(list[s].sections and list[s].spec.windows or {}) do
+        time = max(time, upstream().fits_at(list[s], i, at, at, costs.windows[i], 0))
+      end
+    end
+    return time > at and scopes.later(list, time) or list, time
+  end
+
+  return function(flow, all_scopes, from, costs, behind, all_first, fits) -- `expected`, as above
+    local list, at = let_in(all_scopes, from, costs)
     local batch, one_scope = flow.batch, call.only_tenants and not list[2] -- the policy has only one
-    local time, earliest, opens, waits, binds, known, blocking, elapsed = at, at, at, 0, 0, true, 0, 0
+    local time, earliest, waits, binds, known, blocking, elapsed = from, at, 0, 0, true, 0, 0
     for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
     for s = 1, #list do
       local scope, numbers = list[s], list[s].spec.windows
-      local asks = scope.changed or roomy[scope] ~= costs
-      local room = not scope.sections and not call.batches
-      for j = 1, asks and #numbers or 0 do
+      local look = scope.changed or roomy[scope] ~= costs
+      local room, since = not scope.sections and not call.batches, scope.sections and from or at
+      for j = 1, look and #numbers or 0 do
         local i = numbers[j]
         local window, st, cost = call.windows[i], scope.states[i], costs.windows[i]
         local algorithm, unit, limit = window.algorithm, window.unit, st.limit
@@ -116,29 +127,31 @@ local function new_eta(L)
             local used = max(1, limit - largest + 1, limit / 2)
             ahead, most_ahead = ceil(ahead * limit / used), ceil(most_ahead * limit / used)
           end
-          local open = fits_window(scope, i, at, 0, 0, 1)
-          local late = fits_window(scope, i, at, largest, most_ahead, each) + pace_most
+          local late = (largest > 0 and algorithm.fits_at(st, at, largest, most_ahead, each) or at) + pace_most
+          local delay = scope.sections and upstream().fits_at(scope, i, at, at, largest, most_ahead) - at or 0
+          if delay > 0 then late = late + delay + (late > at and st.gap or 0) end -- the window fills up after it
           local fit = max(pace, fits_window(scope, i, at, cost, ahead, each))
           if algorithm.release then
-            known = known and (st.hold > 0 or late <= at)
+            local held, fits_at = st.before or st, algorithm.fits_at -- leases may be renewed
+            known = known and (held.hold > 0 or largest == 0 or fits_at(held, at, largest, most_ahead, each) <= at)
           else
-            earliest = max(earliest, open, cost > 0 and algorithm.fits_at(st, at, cost, least_before, each) or at)
+            earliest = max(earliest, cost > 0 and algorithm.fits_at(st, at, cost, least_before, each) or at)
           end
-          opens, waits = max(opens, open), waits + late - open
+          waits = waits + late - at
           if late > at then blocking = blocking + 1 end
           if st.resets and late > at then
-            if open <= at then elapsed = elapsed + at - st.resets[1] - st.margin end
-            if st.margin > 0 then elapsed = elapsed + late - open end -- they may count on both sides of a reset
+            elapsed = elapsed + at - st.resets[1] - st.margin
+            if st.margin > 0 then elapsed = elapsed + late - at end -- they may count on both sides of a reset
           end
-          if fit > time then time, binds = fit, i end
-          if fits and fit > at then fits[i] = fit end
+          if fit > max(time, since) then time, binds = fit, i end
+          if fits and fit > since then fits[i] = fit end
         end
       end
-      if asks then roomy[scope] = room and costs end
+      if look then roomy[scope] = room and costs end
     end
     time = min(time, MOST)
     if blocking > 1 then waits = waits + elapsed end -- tickets delayed elsewhere come into the next bucket
-    local latest = min(MOST, max(time, opens + waits))
+    local latest = min(MOST, max(time, at + waits))
     if time == latest and earliest < time and not all_first then latest = latest + 1 end -- the start is not exact
     return time, known and latest or 0, binds, min(earliest, time)
   end

@@ -1,6 +1,5 @@
--- line_fair.lua: the order of flows at a node of several tenants.
--- It is start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", 1996), as
--- docs/explanation/line.md says. A taken ticket moves a tag by its part of the node's tightest window.
+-- line_fair.lua: the order of flows at a node of several tenants. It is start-time fair queueing (Goyal, Vin, Cheng,
+-- 1996): see docs/explanation/line.md. A taken ticket moves a tag by its part of the node's tightest window.
 --
 -- new_fair(L) returns a table of the functions below.
 

@@ -168,8 +168,8 @@ local function new_join(L)
     return false
   end
 
-  -- take_back moves the tags of a tenant back, for a taken ticket that is cancelled or put back.
-  local function take_back(r)
+  -- tags_back moves the tags of a tenant back, for a taken ticket that is cancelled or put back.
+  local function tags_back(r)
     local flow = flow_for(r)
     fair().move_tags(flow, windows.costs_of(call, r.costs_text), -1)
     if flow.n > 0 and flow.suffix then
@@ -177,8 +177,7 @@ local function new_join(L)
     end
   end
 
-  -- join puts the ticket of a request in line. It returns what a verb does (decide.lua), with 1 at the end
-  -- if a server should wake.
+  -- join puts the ticket of a request in line. It returns what a verb does (decide.lua), then 1 to wake a server.
   local function join(r, list, at, earlier_status)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
@@ -211,7 +210,7 @@ local function new_join(L)
 
   return {
     ticket = L.ticket, prefetch = prefetch, flow_name = L.flow_name, join = join, granted = granted,
-    somebody_waits = somebody_waits, expect = expect, expect_ticket = expect_ticket, take_back = take_back,
+    somebody_waits = somebody_waits, expect = expect, expect_ticket = expect_ticket, tags_back = tags_back,
     refresh = refresh, waits_at = waits_at, places = places, finish = L.finish,
   }
 end

@@ -1,15 +1,14 @@
 -- line_order.lua: who goes first at a scope: queues and classes.
 --
--- A side is the tickets of one class in one queue. docs/explanation/line.md explains how sides share a
--- scope, and how a batch is spread. Besides:
+-- A side is the tickets of one class in one queue: docs/explanation/line.md says how sides share a scope. Besides:
 --
--- A side that begins to wait starts at V, the least tag of all waiting sides. A batch starts one
--- ticket later, so that live tickets go first.
+-- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later: live ones go
+-- first.
 --
 -- Of a take's sides, the one with the least tag at ROOT is served, and no other one while it waits for a window. A
 -- take also leaves room for a side of another server that goes first: if that side's ticket does not fit yet, and no
 -- window has leases, until LATE after the ticket fits; else from LATE before to LATE after the server's next
--- appointment. Then the side saves up no turns. A batch that live tickets delay catches up at narrower scopes.
+-- appointment. After it the side saves up no turns. A batch that live tickets delay catches up at narrower scopes.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
@@ -31,13 +30,13 @@ local function new_order(L, names, strict)
   local order = { -- root: the scope that all share, even if it has no window
     root = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or {suffix = ROOT, spec = {windows = {}}},
   }
-  local asks_for, sides, all_standings, servers = {}, {}, {}, {}
-  for i = 1, #names do asks_for[names[i]] = true end
+  local asked_for, sides, all_standings, servers = {}, {}, {}, {}
+  for i = 1, #names do asked_for[names[i]] = true end
   for name, q in pairs(L.queues) do
     local since = now - LATE
-    local asks = q.first > since and q.first or q.last > since and q.last -- the appointment that is next, or false
-    if q.n > 0 and (asks_for[name] or asks and L.alive(q)) then
-      sides[#sides + 1] = {q = q, of_take = asks_for[name], asks = asks}
+    local appointment = q.first > since and q.first or q.last > since and q.last -- the next one, or false
+    if q.n > 0 and (asked_for[name] or appointment and L.alive(q)) then
+      sides[#sides + 1] = {q = q, of_take = asked_for[name], appointment = appointment}
       servers[q.server] = true
     end
   end
@@ -51,8 +50,7 @@ local function new_order(L, names, strict)
   end
 
   -- add adds the entry of a side to standings. tickets: the flow or node that counts what waits; lapses: until when
-  -- room is kept for a side of another server, 0 if none is. Queues of strict priorities have one account, that is
-  -- one tag.
+  -- room is kept for a side of another server, 0 if none is. Queues of strict priorities have one account (tag).
   local function add(standings, side, tickets, lapses)
     local class = side.q.batch and BATCH or LIVE
     local account = strict and side.of_take and standings.strict[class] or {tag = -1}
@@ -77,8 +75,8 @@ local function new_order(L, names, strict)
     for j = 1, #list do slots = slots or call.windows[list[j]].algorithm.release end
     if not mine and due > now and not slots then
       lapses = due + LATE
-    elseif not mine and side.asks <= now + LATE then
-      lapses = side.asks + LATE
+    elseif not mine and side.appointment <= now + LATE then
+      lapses = side.appointment + LATE
     end
     add(standings, side, tickets, lapses)
   end
@@ -168,8 +166,8 @@ local function new_order(L, names, strict)
     begin(standings)
   end
 
-  -- standings_of returns the standings of a scope, and the entry of a flow's side; nil if that waits there alone
-  -- and is no batch: the time of a batch counts all the same.
+  -- standings_of returns the standings of a scope, and the entry of a flow's side; nil if that is live and waits
+  -- there alone (the time of a batch counts even then).
   local function standings_of(flow, scope)
     if not narrow and scope.suffix ~= ROOT and not flow.batch then return nil end
     local standings = all_standings[scope.suffix]
@@ -189,7 +187,7 @@ local function new_order(L, names, strict)
   local function waits(standings, e)
     local suffix = standings.scope.suffix
     return e.tickets.n > 0 and (not e.side.of_take or places.due_at(e.side.q.queue, suffix) or
-      suffix ~= ROOT and e.tickets.opened and e.tickets.suffix == ROOT)
+      suffix ~= ROOT and e.tickets.passed and e.tickets.suffix == ROOT)
   end
 
   local function goes_before(a, b)
@@ -198,14 +196,14 @@ local function new_order(L, names, strict)
     return strict and a.side.of_take and a.side.q.priority > b.side.q.priority
   end
 
-  -- leave_room adds to `room` the units that a flow leaves to e, as e goes first. tag: of the flow's side.
-  local function leave_room(room, standings, e, tag)
+  -- owe adds to `owed` the units that a flow leaves to e, as e goes first. tag: of the flow's side.
+  local function owe(owed, standings, e, tag)
     local lapses = e.lapses -- until when they are left; 0: none are
     if e.side.of_take then
       local due = places.due_at(e.side.q.queue, standings.scope.suffix)
       if due and due > now then -- it waits for room; a batch before its time delays nobody
         local time = min(due, now + appointments.LATEST) -- its server may have gone by then
-        if e.class == LIVE or standings.time <= now + BURST then room.opens = max(room.opens or 0, time) end
+        if e.class == LIVE or standings.time <= now + BURST then owed.opens = max(owed.opens or 0, time) end
         return
       end
       lapses = standings.scope.suffix ~= ROOT and now + LATE or 0 -- at ROOT it has been served
@@ -213,8 +211,8 @@ local function new_order(L, names, strict)
     if lapses == 0 then return end
     if not e.step then average_costs(standings, e) end
     local n = min(e.tickets.n, max(1, ceil((tag - e.account.tag) / e.step - 1e-6)))
-    for unit, cost in pairs(e.units) do room.reserved[unit] = (room.reserved[unit] or 0) + n * cost end
-    room.lapses = min(room.lapses, lapses)
+    for unit, cost in pairs(e.units) do owed.reserved[unit] = (owed.reserved[unit] or 0) + n * cost end
+    owed.lapses = min(owed.lapses, lapses)
   end
 
   -- owed returns what the flow has to leave to others at a scope, or nil: {reserved, lapses, opens}. It leaves the
@@ -223,23 +221,23 @@ local function new_order(L, names, strict)
     if not sides[2] and not flow.batch then return nil end
     local standings, entry = standings_of(flow, scope)
     if not standings then return nil end
-    local room, live = nil, false
+    local owed, live = nil, false
     for k = 1, #standings.list do
       local e = standings.list[k]
       local before = e ~= entry and goes_before(e, entry)
       if (before or entry.class == BATCH and e.class == LIVE) and waits(standings, e) then
         live = live or e.class == LIVE
         if before then
-          room = room or {reserved = {}, lapses = MOST, opens = nil}
-          leave_room(room, standings, e, entry.account.tag)
+          owed = owed or {reserved = {}, lapses = MOST, opens = nil}
+          owe(owed, standings, e, entry.account.tag)
         end
       end
     end
     if entry.class == BATCH and not live and standings.time > now + BURST then
-      room = room or {reserved = {}, lapses = MOST, opens = nil}
-      room.opens = max(room.opens or 0, standings.time - BURST)
+      owed = owed or {reserved = {}, lapses = MOST, opens = nil}
+      owed.opens = max(owed.opens or 0, standings.time - BURST)
     end
-    return room
+    return owed
   end
 
   -- moved notes that a flow began to wait at this scope.
@@ -259,8 +257,8 @@ local function new_order(L, names, strict)
     return best, first and first.weight or 1
   end
 
-  -- note_grant_at counts a grant at a scope. delay: for how long live tickets at broader scopes may have
-  -- delayed a batch. It returns the delay for narrower scopes.
+  -- note_grant_at counts a grant at a scope. delay: the longest period of broader scopes where live tickets delayed
+  -- this batch, else 0. It returns that for narrower ones.
   local function note_grant_at(flow, scope, costs, delay)
     local standings, entry = standings_of(flow, scope)
     if not standings then return delay end

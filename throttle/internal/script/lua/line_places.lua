@@ -1,7 +1,6 @@
 -- line_places.lua: at which node a flow waits, when a take visits the node, and how tickets leave the line.
 --
--- A flow waits at the narrowest scope that has no room for its first ticket, or at ROOT if all
--- have. A node is due when its first flow may fit.
+-- A flow waits at the narrowest scope without room for its first ticket, or at ROOT; a node is due when one may fit.
 --
 -- new_places(L) returns a table of the functions below.
 
@@ -33,8 +32,8 @@ local function new_places(L)
     return list, at
   end
 
-  -- opens_at returns when to look at a window again that may have room then for a flow's costs, if
-  -- so many units go first. For claims, full windows with leases are looked at more often.
+  -- opens_at returns when a window may have room for a flow's costs, if so many units go first: then it is looked at
+  -- again. For claims, full windows with leases are looked at more often.
   local function opens_at(flow, scope, i, at, cost, ahead)
     local st, algorithm = scope.states[i], call.windows[i].algorithm
     local time = cost > 0 and algorithm.fits_at(st, at, cost, ahead, 1) or at
@@ -45,10 +44,10 @@ local function new_places(L)
     return upstream().fits_at(scope, i, at, time, cost, ahead)
   end
 
-  -- blocker returns the first scope without room for the costs, nil if all have room; when it may have room;
-  -- and whether the costs exceed what a window can ever hold. A flow whose tenant operators have paused
-  -- waits at a node of the tenant, even if the policy has no such scope. If L.order is set, room is left for
-  -- sides whose turn it is (line_order.lua), until their turn lapses.
+  -- blocker returns the first scope without room for the costs, nil if all have room or it never fits; when it may
+  -- have room; and whether the costs exceed what a window can ever hold. A flow whose tenant operators have paused
+  -- waits at a node of the tenant, even if the policy has no such scope. If L.order is set, room is left for sides
+  -- whose turn it is (line_order.lua), until their turn lapses.
   function places.blocker(flow, costs)
     local list, at = places.scopes_of(flow)
     local order, by_window, settings = L.order, costs.windows, flow.settings
@@ -66,20 +65,20 @@ local function new_places(L)
     for s = 1, last do
       local scope, blocked_until = list[s] or order.root, at
       if scope.failed then return scope, now + appointments.LATEST, false end
-      local numbers, ahead, room = scope.spec.windows, scope.ahead, order and order.owed(flow, scope)
+      local numbers, ahead, owed = scope.spec.windows, scope.ahead, order and order.owed(flow, scope)
       for j = 1, #numbers do
         local i = numbers[j]
         local window, st, cost, before, reserved = call.windows[i], scope.states[i], by_window[i], 0, 0
         if ahead then before = ahead[window.unit] or 0 end
-        if room then reserved = room.reserved[window.unit] or 0 end
+        if owed then reserved = owed.reserved[window.unit] or 0 end
         local opens = opens_at(flow, scope, i, at, cost, before + reserved)
         if opens > at and reserved > 0 then
           local alone = opens_at(flow, scope, i, at, cost, before)
-          opens = min(opens, max(alone, room.lapses), at + appointments.LATEST)
+          opens = min(opens, max(alone, owed.lapses), at + appointments.LATEST)
         end
         blocked_until = max(blocked_until, opens)
       end
-      if room and room.opens then blocked_until = max(blocked_until, room.opens) end
+      if owed and owed.opens then blocked_until = max(blocked_until, owed.opens) end
       if blocked_until > at then return scope, blocked_until, false end
     end
     return nil, at, false
@@ -137,8 +136,7 @@ local function new_places(L)
     places.due_by(flow.queue, suffix, blocked and time or now)
   end
 
-  -- load_heads reads the first tickets of flows, up to n of each. Tickets that were taken stay in the
-  -- sorted set until all is written.
+  -- load_heads reads the first tickets of flows, up to n of each. Taken tickets stay in the set until all is written.
   function places.load_heads(list, n)
     L.flush()
     local tickets = {}

@@ -29,7 +29,7 @@ local function new_take(L)
         for i = 1, #flow.suffixes do suffixes[#suffixes + 1] = flow.suffixes[i] end
       end
     end
-    node.list, list.full, list.more = list, #ids == n, #ids == n or several and ids[1]
+    node.list, list.whole, list.more = list, #ids < n, #ids == n or several and ids[1] -- more: others may be left
     node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key)
     scopes.read(call, suffixes)
     places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
@@ -47,7 +47,7 @@ local function new_take(L)
       local i = #list
       while i > 0 and (list[i].score > score or list[i].score == score and list[i].rank > rank) do i = i - 1 end
       -- If it is the last one of the list, flows that were not read may go before it.
-      if i < #list or not list.full then table.insert(list, i + 1, flow) end
+      if i < #list or list.whole then table.insert(list, i + 1, flow) end
     end
   end
 
@@ -79,7 +79,7 @@ local function new_take(L)
     local uncharged = #list < #call.scopes or settings and settings.free
     local status = never and 'never' or uncharged and 'uncharged' or 'granted' -- of take.lua's reply
     if status == 'granted' then
-      local id = call.leases and lease_id(call, call.id_base .. format('%06x', taken.n + 1))
+      local id = call.leases and lease_id(call, call.id_base .. format('%02x', taken.n + 1))
       windows.charge(call, list, ticket.costs.windows, at, 0, id)
       fair.move_tags(flow, ticket.costs, 1)
       if L.order then L.order.note_grant(flow, list, ticket.costs) end
@@ -119,7 +119,7 @@ local function new_take(L)
         local suffix = blocked and blocked.suffix or ROOT
         if suffix ~= node.suffix then
           local other = L.node_of(node.queue, suffix)
-          flow.opened, other.list = true, nil
+          flow.passed, other.list = true, nil
           move_first(node, flow, suffix, ticket.rank, fair.score(other, flow, ticket.rank))
           places.due_by(node.queue, suffix, blocked and time or now)
           if L.order then L.order.moved(suffix) end
@@ -210,15 +210,14 @@ local function new_take(L)
     L.flush()
   end
 
-  -- restore puts back the tickets that a process took and has not acknowledged, at their ranks. Their
-  -- units stay charged.
+  -- restore puts back tickets that a process took and has not acknowledged, at their ranks. They stay charged.
   local function restore(record)
     local J = new_join(L)
-    for ticket in gmatch(sub(record, 32), '[^\n]+') do
-      local id, record, key, tenant, weight, suffixes, settings =
+    for ticket in gmatch(sub(record, 36), '[^\n]+') do
+      local id, text, key, tenant, weight, suffixes, settings =
         match(ticket, '^(%S+) (%S+ %S+ (%S+)) (%S+) %l%S* (%S+) ([^;]*);([^\t]*)')
       if not L.read('t', id) then
-        local values, costs, rank = L.ticket(id, record)
+        local values, costs, rank = L.ticket(id, text)
         local flow_id = match(id, '^[^/]*') .. values
         local flow = L.flow_of(flow_id) or L.new_flow(flow_id, weight + 0, tenant, suffixes, settings)
         J.join({
@@ -248,8 +247,7 @@ local function new_take(L)
     return first and appointments.next(first, now, time, appointment) or 0
   end
 
-  -- ask_for notes that these queues are asked for, together. It returns their sides in which anything waits,
-  -- and the names of all.
+  -- ask_for notes that these queues are asked for, together. It returns their sides that wait, and all names.
   local function ask_for(queues)
     local names, sides, server = {}, {}, nil
     for i = 1, #queues do names[i] = queues[i].name end

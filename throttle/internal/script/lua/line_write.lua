@@ -1,10 +1,9 @@
--- line_write.lua: writes the changes of a line to Redis.
--- All requests of a call only note their changes, so that each key is written once.
+-- line_write.lua: writes the changes of a line to Redis. Requests of a call only note changes of hashes, and most of
+-- sorted sets, so that each key is written once.
 
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 local function add_writing(L)
-  -- send writes the scores of a sorted set by member, or the values of a hash by field. It deletes those that
-  -- are false.
+  -- send writes the scores of a sorted set by member, or the values of a hash by field. False ones are deleted.
   local function send(key, values, sorted)
     local set, n, gone = {nil, nil, nil, nil}, 0, nil
     for name, value in pairs(values) do
@@ -110,8 +109,7 @@ local function add_writing(L)
     end
   end
 
-  -- A tenant's tag is kept while it is above V. A lower one counts as V, so tags of tenants that never come
-  -- back are deleted.
+  -- A tenant's tag is kept while it is above V: a lower one counts as V. So those of tenants that never come back go.
   local function write_tags(node)
     if not node.shared or not node.moved then return end
     local tags = P .. 'g:' .. node.key
@@ -132,7 +130,7 @@ local function add_writing(L)
     end
     for name, q in pairs(L.queues) do
       write_tags(q)
-      if q.n == 0 and not appointments.kept(q, now) then
+      if q.n == 0 and not appointments.served(q, now) then
         L.write('z', name, false)
         redis.call('DEL', P .. q.dues_key)
       elseif q.changed then

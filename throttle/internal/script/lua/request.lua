@@ -1,5 +1,4 @@
--- request.lua: reads one request of a call, and grants it. request_more.lua has functions that most calls do
--- not need.
+-- request.lua: reads one request of a call, and grants it. Most calls do not need the functions of request_more.lua.
 --
 -- A request r is a table with the values and fields of decide.lua that were sent. If they were not, ticket is false,
 -- and at and hold are 0. It also has:

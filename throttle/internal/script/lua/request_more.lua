@@ -15,9 +15,8 @@ local SOON = 100000 -- us in which tickets that wait for slots may leave
 
 local function resumed(r, list, at)
   if not r.paused then return list, at end
-  local later, settings = {}, r.settings and windows.settings_of(call, r.settings)
-  for s = 1, settings and settings.free and 0 or #list do later[s] = scopes.later(list[s], r.paused) end
-  return later, r.paused
+  local settings = r.settings and windows.settings_of(call, r.settings)
+  return scopes.later(settings and settings.free and {} or list, r.paused), r.paused
 end
 
 local function too_late(r, expected, latest, earliest)

@@ -128,7 +128,7 @@ local function open(call, suffix, number, settings)
   end
   if call.raw[suffix] == nil then read(call, {suffix}) end
   local raw = call.raw[suffix]
-  -- Eight fields: `failed`, the ninth, which few scopes get, makes the table twice as large.
+  -- Eight fields: a ninth, `failed` or `ahead`, which few scopes get, makes the table twice as large.
   scope = {
     call = call, suffix = suffix, spec = spec, settings = settings, now = call.now, states = {nil, nil},
     changed = false, sections = nil,
@@ -195,14 +195,19 @@ scopes = {
   read = read,
   reload = reload,
 
-  -- later returns a copy of the scope as it will be at a time, if nothing is granted until then.
-  later = function(scope, time)
-    local copy = {}
-    for name, value in pairs(scope) do copy[name] = value end
-    copy.states = {}
-    for i, st in pairs(scope.states) do copy.states[i] = st end
-    reload(copy, time)
-    return copy
+  -- later returns copies of scopes as they will be at a time, if nothing is granted and no lease renewed until then.
+  later = function(list, time)
+    local copies = {}
+    for s = 1, #list do
+      local copy = {}
+      for name, value in pairs(list[s]) do copy[name] = value end
+      copy.states = {}
+      for i, st in pairs(list[s].states) do copy.states[i] = st end
+      reload(copy, time)
+      for i, st in pairs(list[s].states) do copy.states[i].before = st.before or st.lease and st end
+      copies[s] = copy
+    end
+    return copies
   end,
 
   -- touch loads a scope as of `now`, and notes that it has to be written.

@@ -12,9 +12,8 @@
 -- shorter. So a value has at most some 4 kB, whatever the limit. The first entries are exact: otherwise a burst in
 -- every period would start later each time, by the time between the grants that were merged.
 --
--- In the state, `time` and `units` are the newest entry, 0 if there is none. The others are
--- log.data[first .. last], a part of the scope's value as it was read, and then log.tail: the entry that
--- was the newest one before, or nothing.
+-- In the state, `time` and `units` are the newest entry, 0 if there is none. The others are log.data[first .. last],
+-- a part of the value as it was read, and then log.tail: the entry that was the newest before, or nothing.
 
 do
 

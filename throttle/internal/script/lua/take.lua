@@ -2,12 +2,11 @@
 --
 -- KEYS and the beginning of ARGV: windows.lua. Then
 --   1 most      how many tickets, 0 to 64
---   2 id_base   10 hex digits: a reservation's id is these and 6 more, its ticket's number from 1
+--   2 id_base   14 hex digits: a reservation's id is these and 2 more, its ticket's number from 1
 --   3 queues    how many; 0: the take before is acknowledged, and nothing is taken
 --   4 strict    1 if their priorities are strict, else 0
 --   then the queues, the most important first, each as "priority queue"
--- reply at, next, id_base, then for each ticket its text, when it was granted (us), and how many
--- units each window has counted then:
+-- reply at, next, id_base, then for each ticket its text, when it was granted (us), and what each window has counted:
 --   at     when this was answered (us)
 --   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
 --   text   "ticket rankcosts values key tenant status", in the middle the record of line.lua
@@ -20,9 +19,8 @@
 -- not acknowledged for 5 s is put back by the next take of another process. The number of the last call is kept for
 -- a minute: a copy of a call that comes late takes nothing.
 --
--- Keys: k and k:PROCESS (line.lua). The latter begins with seq(7) at(7) next(7) id_base(10). Then
--- come for each ticket "TEXT weight suffixes;settings", a tab and when it was granted unless that is
--- `at`, and an end of line.
+-- Keys: k and k:PROCESS (line.lua). The latter begins with seq(7) at(7) next(7) id_base(14). Then come for each
+-- ticket "TEXT weight suffixes;settings", a tab and when it was granted unless that is `at`, and an end of line.
 
 local call = read_policy()
 local SEQ_MS = '60000' -- for which the number of a call is known
@@ -42,14 +40,14 @@ local function remember(next_time, tickets, ttl)
 end
 
 -- Of the record of the take before only the head is read: the tickets are long.
-local before, appointment = redis.call('GETRANGE', own_key, '0', '31'), 0
-local unacknowledged = #before > 31 -- it took tickets
+local before, appointment = redis.call('GETRANGE', own_key, '0', '35'), 0
+local unacknowledged = #before > 35 -- it took tickets
 if #before > 0 then
   local last = unpack7(before, 1)
   if last == seq then
     if not unacknowledged then return {now, now, id_base} end -- it took none: ask at once
-    local out, taken_at = {now, unpack7(before, 15), sub(before, 22, 31)}, unpack7(before, 8)
-    local tickets = redis.call('GETRANGE', own_key, '31', '-1')
+    local out, taken_at = {now, unpack7(before, 15), sub(before, 22, 35)}, unpack7(before, 8)
+    local tickets = redis.call('GETRANGE', own_key, '35', '-1')
     for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
       out[#out + 1] = text
       out[#out + 1] = at == '' and taken_at or at + 0

@@ -92,7 +92,7 @@ local function new_upstream()
     return wait, changes
   end
 
-  -- spread_at returns when grants of a window may go after `ahead` units, while they are spread; nil if none adapts.
+  -- spread_at returns when a window may grant after `ahead` units while grants are spread, nil if it does not adapt.
   local function spread_at(scope, st, now, adapted, ahead)
     local period, _, ten_calls = shortest(scope)
     if not st.stated or st.stated ~= period then return nil end
@@ -128,21 +128,31 @@ local function new_upstream()
     return from
   end
 
-  -- charge notes a grant, with its costs by window; with `at`, that the grant of that time was given back.
-  local function charge(scope, costs, now, at)
+  -- charge notes a grant, with its costs by window.
+  local function charge(scope, costs, now)
     local adapted, units = state_of(scope, ADAPTED, now), {}
-    if adapted and not at then charge_spread(scope, adapted, costs, now) end
+    if adapted then charge_spread(scope, adapted, costs, now) end
     for _, i in ipairs(scope.spec.windows) do
       if costs[i] > 0 then units[scope.call.windows[i].unit] = costs[i] end
     end
     for unit, cost in pairs(units) do
-      local rest, found = state_of(scope, LEFT .. unit, now), 0
-      if rest and at then
-        rest.grants, found = string.gsub(rest.grants, format('%d/%d,', at, cost), '', 1)
-        rest.left = rest.left + found * cost
-      elseif rest then
+      local rest = state_of(scope, LEFT .. unit, now)
+      if rest then
         rest.left, rest.grants = rest.left - cost, rest.grants .. format('%d/%d,', now, cost)
         while #rest.grants > GRANTS do rest.grants = sub(rest.grants, find(rest.grants, ',', 1, true) + 1) end
+      end
+    end
+  end
+
+  -- correct notes that costs by window of the grant of time `at` have changed, if no answer has told since.
+  local function correct(scope, costs, changes, now, at)
+    local done = {}
+    for _, i in ipairs(scope.spec.windows) do
+      local unit, cost, found = scope.call.windows[i].unit, costs[i] + changes[i], 0
+      local rest = changes[i] ~= 0 and not done[unit] and state_of(scope, LEFT .. unit, now)
+      if rest then
+        rest.grants, found = string.gsub(rest.grants, format('%d/%d,', at, costs[i]), format('%d/%d,', at, cost), 1)
+        rest.left, done[unit] = rest.left - found * changes[i], found > 0
       end
     end
   end
@@ -195,8 +205,7 @@ local function new_upstream()
     end
   end
 
-  -- unanswered returns the grants at the time `at` or later, less the cost of the call that was answered, and
-  -- the sum of their units.
+  -- unanswered returns the grants from `at` on, less the cost of the answered call, and the sum of their units.
   local function unanswered(grants, at, cost)
     local left, sum = {}, 0
     for time, units in gmatch(grants, '(%d+)/(%d+),') do
@@ -244,7 +253,8 @@ local function new_upstream()
   end
 
   return {
-    fits_at = fits_at, charge = charge, pause = pause, resume = resume, remaining = remaining, add_reply = add_reply,
+    fits_at = fits_at, charge = charge, correct = correct, pause = pause, resume = resume, remaining = remaining,
+    add_reply = add_reply,
   }
 end
 

@@ -10,8 +10,7 @@
 -- Added units are given back as if all had been added at the time of the first correction. So units of a later
 -- correction may count until they expire, but units of other reservations are never given back.
 --
--- new_verbs(call) returns the verbs by their names. verb(op) returns one of them.
--- replace(r, list, now) gives back the grant that a reserve replaces.
+-- new_verbs(call) returns the verbs by name, verb(op) one. replace gives back the grant that a reserve replaces.
 
 local function new_verbs(call)
   local FATE_MS = 60000 -- the least time for which the key is kept
@@ -110,8 +109,7 @@ local function new_verbs(call)
     return time
   end
 
-  -- costs_now returns the costs by window. If they were corrected, the answer has them too: the caller may know
-  -- earlier ones.
+  -- costs_now returns the costs by window. Corrected ones go into the answer: the caller may know earlier ones.
   local function costs_now(r, fate)
     local costs = {}
     for i, window in ipairs(call.windows) do costs[i] = fate.settled[window.name] or r.costs[i] end
@@ -119,14 +117,13 @@ local function new_verbs(call)
     return costs
   end
 
-  -- refund gives back units that were taken at a time. A time after now means that the clock was set back: then no
-  -- state has these units any more.
+  -- refund gives back units that were taken at a time. After now: the clock was set back, and no state has them.
   local function refund(algorithm, st, now, at, units, id)
     if units > 0 and at <= now then algorithm.give_back(st, now, at, units, id) end
   end
 
-  -- correct changes the units that windows count for a reservation. It returns how many were given back, on balance.
-  local function correct(r, list, now, fate, changes)
+  -- correct changes what windows count for a reservation of these costs. It returns how many units came back.
+  local function correct(r, list, now, fate, costs, changes)
     -- The fate is kept as if no unit was given back, as the caller may not know that some were.
     local time, given, added = counted_until(list, now, r.costs, changes), 0, fate.added
     each(list, function(scope, i, algorithm)
@@ -147,6 +144,9 @@ local function new_verbs(call)
       end
       given = given - st.used
     end)
+    for _, scope in ipairs(list) do
+      if scope.sections then upstream().correct(scope, costs, changes, now, r.at) end
+    end
     remember(r, fate, max(time, counted_until(list, now, r.costs, changes)))
     return given
   end
@@ -160,17 +160,13 @@ local function new_verbs(call)
     end
     local fate, changes = read_fate(r), {}
     if fate.cancelled then return 8, now end
-    for i, cost in ipairs(costs_now(r, fate)) do
-      -- A lease is given back whole, by any number below 0: settlements do not change it.
-      changes[i] = call.windows[i].algorithm.release and -1 or -cost
-    end
+    local costs = costs_now(r, fate)
+    -- A lease is given back whole, by any number below 0: settlements do not change it.
+    for i, cost in ipairs(costs) do changes[i] = -max(cost, call.windows[i].algorithm.release and 1 or 0) end
     for _, i in ipairs(r.never or {}) do changes[i] = 0 end
     fate.cancelled = true
-    local given = correct(r, list, now, fate, changes)
-    for _, scope in ipairs(list) do
-      if scope.sections then upstream().charge(scope, r.costs, now, r.at) end
-    end
-    if call.line and r.rank then call.line.take_back(r) end -- the take had moved the tenant's tag
+    local given = correct(r, list, now, fate, costs, changes)
+    if call.line and r.rank then call.line.tags_back(r) end -- the take had moved the tenant's tag
     look_again(r)
     return given > 0 and 1 or 8, now
   end
@@ -227,14 +223,15 @@ local function new_verbs(call)
   function verbs.settle(r, list, now)
     local fate, changes, changed = read_fate(r), {}, false
     if fate.cancelled then return 8, now end
-    for i, cost in ipairs(costs_now(r, fate)) do
+    local costs = costs_now(r, fate)
+    for i, cost in ipairs(costs) do
       local actual = r.actual[i]
       changes[i] = actual >= 0 and actual - cost or 0
       changed = changed or changes[i] ~= 0
       if actual >= 0 then fate.settled[call.windows[i].name] = actual end
     end
     if not changed then return 8, now end
-    correct(r, list, now, fate, changes)
+    correct(r, list, now, fate, costs, changes)
     look_again(r) -- also after units were added, as a first flow may have to wait at another node now
     return 1, now
   end

@@ -24,8 +24,7 @@
 
 local windows
 do
--- costs_of("requests=1,tokens=5") -> {text, windows = {1, 5}, units = {requests = 1, tokens = 5}}, the same
--- table for equal texts.
+-- costs_of("requests=1,tokens=5") -> {text, windows = {1, 5}, units = {...}}, the same table for equal texts.
 local function costs_of(call, text)
   local costs = call.texts[text]
   if costs then return costs end
@@ -43,8 +42,7 @@ local function costs_of(call, text)
   return costs
 end
 
--- fits_window is an algorithm's fits_at that also asks the upstream of the scope. A pause is for
--- requests that cost nothing in the window, too.
+-- fits_window is an algorithm's fits_at that also asks the scope's upstream: a pause delays even what costs nothing.
 local function fits_window(scope, i, now, cost, ahead, each)
   local call, time = scope.call, now
   if cost > 0 then time = call.windows[i].algorithm.fits_at(scope.states[i], now, cost, ahead, each) end
@@ -67,8 +65,7 @@ windows = {
     return settings
   end,
 
-  -- align brings scopes to one time, and returns it: the time of Redis, or of their newest change
-  -- if the clock was set back.
+  -- align brings scopes to the time of Redis, or of their last change if the clock was set back, and returns it.
   align = function(call, list)
     local now = call.now
     for s = 1, #list do

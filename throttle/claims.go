@@ -110,7 +110,7 @@ func (c *claims) take() {
 		c.end(t.ID)
 	}
 	lost := err != nil || taken.Next < 0 || time.Since(due) > takenTooLate
-	if lost { // or not: a claim that is still in line keeps its position
+	if lost { // perhaps: all join again, and a claim that is in line keeps its position
 		for id := range c.waiting {
 			c.end(id)
 		}

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A hold renews the lease of a reservation: see Reservation.Hold. It is in Limiter.holds until that has ended.
+// A hold renews the lease of a reservation: see Reservation.Hold. It is in Limiter.holds until Release or Cancel.
 type hold struct {
 	caller *Caller
 	cancel context.CancelCauseFunc // of the work

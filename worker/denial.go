@@ -19,7 +19,7 @@ import (
 //
 // The middleware notes in the task's attempt that the task waits, and returns no error. So asynq calls none of the
 // user's functions, and sends a call that deletes or completes the task. The hook in the server's connection
-// requeues the task in place of that call. It finds the attempt by the task's ID.
+// requeues the task in place of that call. It finds the attempt by the task's Ref.
 //
 // This is safe because the hook lets such a call pass only if the task's handler has returned, or the task is revoked.
 // Otherwise it refuses the call, and asynq's recoverer finds the task. A later asynq might name a denied task in
@@ -131,7 +131,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	case deletes && !o.done:
 		return reply(cmd, nil, fmt.Errorf("worker: task %s has not ended here: it stays", call.ID))
 	default:
-		if fails && s.isLate(a) {
+		if fails && s.isLate(a) { // undo the later deadline of hook.dequeue
 			message, _ := call.Args[1].([]byte)
 			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(a.Message.Deadline()))
 		}

@@ -131,7 +131,7 @@ func (s *Server) noteRefused(
 		a.outcome.Store(nil)
 		return &GivenUpError{Cause: cause, Limit: limit, Policy: policy, Since: since, Tenant: r.Tenant}
 	}
-	if policy == r.Policy && a.ctx.Err() == nil { // else asynq has ended the attempt
+	if policy == r.Policy && a.ctx.Err() == nil { // after an error of a.ctx asynq has ended the attempt
 		s.rejoin(ctx, a, r, &d)
 		s.noteWait(a, message, r, d, cause)
 	}

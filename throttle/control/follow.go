@@ -106,8 +106,8 @@ func (f *Follower) look(ctx context.Context) {
 	policies, others := state.Effective()
 	if isNew := state.Version != before.Version; isNew || f.version > 0 && !reflect.DeepEqual(policiesBefore, policies) {
 		if err := f.adopt(policies, isNew); err != nil && isNew {
-			f.state, f.unusable = before, state.Version // the old mark has the next look read overrides;
-			f.state.Version = state.Version             // the new version, not try these policies again
+			f.state, f.unusable = before, state.Version // by the old mark the next look reads all again,
+			f.state.Version = state.Version             // by the new version it does not try these policies again
 		}
 	}
 	same := reflect.DeepEqual(before.Overrides, state.Overrides) && reflect.DeepEqual(before.Pauses, state.Pauses)

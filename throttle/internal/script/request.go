@@ -47,7 +47,7 @@ type Request struct {
 	Refused *Refused `json:"refused,omitempty"` // of Pause
 	Left    *Left    `json:"left,omitempty"`    // of Remaining
 
-	// Of Cancel: the grant of call LostSeq to its request of this number, from 1.
+	// Of Cancel, for a grant whose answer was lost: Lost is its request's number, from 1, in the call LostSeq.
 	Lost    int64 `json:"lost,omitempty"`
 	LostSeq int64 `json:"lost_seq,omitempty"`
 }

@@ -23,7 +23,7 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	if len(parts) != 3 || parts[0] == c.process { // asynq made it active, or this process did, which lives
 		return false, nil
 	}
-	stays := noted == call // it has started, if it is a last attempt
+	stays := noted == call // of a last attempt: it has started
 	if !Message(found["msg"]).IsLastAttempt() {
 		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
 		leaseEnd, unknown := c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()

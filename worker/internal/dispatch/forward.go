@@ -60,7 +60,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			mark = asynqredis.Mark(r.Key, call)
 		}
 		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
-		inLine := mark == task.Mark && mark != asynqredis.Mark(r.Key, "")
+		inLine := mark == task.Mark && mark != asynqredis.Mark(r.Key, "") // without a call it perhaps did not join
 		joins[i] = joinTask{message: task.Message, request: r, inLine: inLine}
 	}
 	defer d.tell(false, func() { d.setOf(queue).lookAt = time.Time{} }) // some may be pending now

@@ -110,7 +110,7 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  if r.paused and r.paused <= now then -- a free request reserved only for the pause: now nothing denies it
+  if r.paused and r.paused <= now then -- it has ended: a free request that reserved only for it is exempt
     r.paused = nil
     local joined_before = record and byte(record, 8 * count) == 3
     if op == 'reserve' and settings and settings.free and r.at == 0 and not joined_before then op = 'exempt' end

@@ -50,13 +50,14 @@
 -- A line without tickets has no keys but k, k:PROCESS and s:SUFFIX. Keys expire 400 days after their last change, as
 -- a ticket may wait as long as its task; k:PROCESS without tickets after a minute, s:SUFFIX with its windows.
 --
--- new_line(call) -> L. It reads each field of a hash at most once. Changes are noted, and written at the
--- end (line_write.lua, which adds to L). Only calls that find a line, or join one, make L. line_units and
--- line_appointments are tables; each other file has a function new_..., which is mostly called by `once` when needed.
+-- new_line(call) -> L. It reads each field of a hash at most once. Changes are noted, and written at the end
+-- (line_write.lua, which adds to L). Only calls that find a line, or join one, make L. line_units and
+-- line_appointments are tables; each other file but line_write has a new_..., mostly called by `once`.
 --
 -- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if windows count by no
--- attribute but the tenant, and those of the calls that wrote the line did not either. call.batches is true if batches
--- wait or join. In a take, if batches wait or several queues do, L.order is the table of line_order.lua.
+-- attribute but the tenant, and those of the calls that wrote the line did not either. call.batches is true if
+-- batches have a record, or join. In a take, if batches wait or several queues do, L.order is the table of
+-- line_order.lua.
 
 local function new_line(call)
   local P, now = call.P, call.now
@@ -105,7 +106,7 @@ local function new_line(call)
   end
 
   local function new_queue(name, record)
-    local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33 -- "!"
+    local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33 -- "!"; alone: batches of the queue ""
     if batch then call.batches = true end
     local asked, n, weights, first, last, server, since, taken, count, priority, rescan, v, units = match(
       record, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S*) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')

@@ -2,8 +2,7 @@
 --
 -- A side is the tickets of one class in one queue: docs/explanation/line.md says how sides share a scope. Besides:
 --
--- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later: live ones go
--- first.
+-- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later if live ones wait.
 --
 -- Of a take's sides, the one with the least tag at ROOT is served, and no other one while it waits for a window. A
 -- take also leaves room for a side of another server that goes first: if that side's ticket does not fit yet, and no
@@ -101,7 +100,7 @@ local function new_order(L, names, strict)
     for k = 1, #list do
       local e, q = list[k], list[k].side.q
       local server = servers_of[e.class][q.server] or {priorities = 0, weight = 0}
-      local weight = server.weight == 0 and 1 or 0
+      local weight = server.weight == 0 and 1 or 0 -- 1 for each server
       if not alike then
         local flows = L.count_flows(q.queue .. '|' .. standings.scope.suffix)
         if flows == 0 then flows = L.count_flows(q.key) end
@@ -248,7 +247,7 @@ local function new_order(L, names, strict)
 
   -- first returns which of these queues goes first at ROOT, and its share of the grants.
   function order.first(list)
-    local standings, first = standings_of(list[1], order.root)
+    local standings, first = standings_of(list[1], order.root) -- a queue's record stands for a flow
     local best = 1
     for i = 2, standings and #list or 1 do
       local e = standings.entries[list[i].queue]

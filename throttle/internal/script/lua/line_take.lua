@@ -29,7 +29,7 @@ local function new_take(L)
         for i = 1, #flow.suffixes do suffixes[#suffixes + 1] = flow.suffixes[i] end
       end
     end
-    node.list, list.whole, list.more = list, #ids < n, #ids == n or several and ids[1] -- more: others may be left
+    node.list, list.whole, list.more = list, #ids < n, #ids == n or several and ids[1] -- whole: n:NODE is read
     node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key)
     scopes.read(call, suffixes)
     places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
@@ -177,7 +177,7 @@ local function new_take(L)
       local q = left[i]
       steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, one)
       got[q] = (got[q] or 0) + taken.n - before
-      -- Of several sides each has one more visit after the take's last ticket, to learn when its next one fits.
+      -- When the take is full, each of several sides has one more visit: it takes none, but tells when the next fits.
       if not one or before >= want or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do
@@ -187,8 +187,8 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as they may let in more: of each queue some in
-  -- each take, until its `rescan` is "-". A scan begins at most once in CHANGES us, or when the clock was set back: a
-  -- take by other limits before then puts "-" into the key l, and the first take after that scans.
+  -- each take, until its `rescan` is "-". A scan begins when the clock was set back, else once in CHANGES us
+  -- at most: a take by other limits before then puts "-" into the key l, and the first take after these us scans.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

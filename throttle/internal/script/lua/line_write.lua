@@ -40,15 +40,15 @@ local function add_writing(L)
     moved[flow.id] = flow
   end
 
-  -- note_score notes the score of a flow at a node; false: it leaves. Where a tenant may have several flows, these
-  -- stand in m:NODE, and flush puts the first one into n:NODE.
+  -- note_score notes the score of a flow at a node; false: it leaves. Where a tenant may have several flows, all
+  -- stand in m:NODE, with the score 0. Of these flush puts the first one into n:NODE.
   local function note_score(flow, suffix, rank, score)
     local key, member = flow.queue .. '|' .. suffix, rank .. ' ' .. flow.id
     local node = not call.only_tenants and L.node_of(flow.queue, suffix)
     if node and node.shared then
       local crowd = crowds[node] or {members = {}, tenants = {}}
       crowds[node], crowd.tenants[flow.tenant] = crowd, true
-      crowd.members[flow.tenant .. ' ' .. member], score = score and 0, false -- n:NODE is put_first's
+      crowd.members[flow.tenant .. ' ' .. member], score = score and 0, false -- see above
     end
     L.change('n:' .. key, member, score)
   end

@@ -157,8 +157,8 @@ local function new_upstream()
     end
   end
 
-  -- pause notes a refusal; the scope adapts if the policy does. It returns whether that is news: the rate was cut, or
-  -- grants begin to be spread; or a pause began whose length is no guess of a scope that adapts.
+  -- pause notes a refusal; the scope adapts if the policy does. It returns whether that is news: the rate was cut,
+  -- grants begin to be spread, or a pause began. A guessed pause of a scope that adapts is no news.
   local function pause(scope, now, r)
     local refused, spread, changes = r.refused, nil, nil
     local wait, guess, before = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)

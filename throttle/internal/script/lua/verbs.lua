@@ -1,7 +1,7 @@
 -- verbs.lua: the verbs that few calls use. It is a part of the function extras(call): see library.go.
 --
 -- Key, after the prefix P of the policy:
---   n:ID      the fate of a reservation, as fields. Most never have that key:
+--   n:ID      the fate of a reservation, as fields (n:NODE of line.lua has a "|"). Most have none:
 --               cancelled, released   true if it was
 --               settled               its cost since the last correction, by the names of windows
 --               added, added_at       the units that corrections added, less those given back, and the time

@@ -9,7 +9,7 @@
 -- reply per task 1 moved, 0 left alone
 --
 -- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor
--- passes them. A delete counts them, too. Tasks that are released while in line keep their places.
+-- passes them. A delete counts them, too. Tasks that are released while in line keep their positions.
 
 local verb, reply = ARGV[4], {}
 local sources = verb == 'retry' and {archived = KEYS[3]} or verb == 'release' and {scheduled = KEYS[1]} or

@@ -1,4 +1,4 @@
--- functions.lua: functions of the scripts. They are put in front of each script that may need them.
+-- functions.lua: functions of the scripts. They are put in front of each script but batch_count.
 
 -- keep_lock makes a unique task's lock last for at least so many seconds from now, even if it had expired; with
 -- `exactly`, for just as many. It does nothing without a lock or seconds, or if another task has the lock.

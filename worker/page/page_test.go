@@ -338,8 +338,11 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		state, err = s.control.State(t.Context())
 		expect.That(t, err == nil && state.Policies[0].Windows[1].Limit == 6000, "published:", state.Policies, err)
 		call := throttle.Request{Cost: map[string]int64{throttle.Requests: 2}, Policy: "github", Tenant: "acme"}
-		expect.Must(t, expect.ErrOf(s.limiter.Reserve(t.Context(), call)))
-		go s.limiter.Wait(t.Context(), call) // in place: it is not dropped
+		go func() { // in place: they are not dropped. On a slow machine nobody asks for the tasks by then: one is granted
+			for t.Context().Err() == nil {
+				_, _ = s.limiter.Wait(t.Context(), call)
+			}
+		}()
 		waits := func(n int) bool {
 			return strings.Contains(v.get("?policy=github&tenant=acme"), fmt.Sprintf("<dt>Waiting</dt><dd>%d</dd>", n))
 		}

@@ -82,9 +82,9 @@ func kindOf(err error) string {
 	if err == nil {
 		return ""
 	}
-	for _, c := range kinds {
-		if errors.Is(err, c.err) {
-			return c.name
+	for _, k := range kinds {
+		if errors.Is(err, k.err) {
+			return k.name
 		}
 	}
 	return "other"

@@ -124,8 +124,8 @@ func (m *Metrics) begin(policies []throttle.Policy) {
 			m.denials.WithLabelValues(p.Name, w.Name)
 		}
 		for _, script := range []string{"decide", "take"} {
-			for _, c := range kinds {
-				m.errors.WithLabelValues(p.Name, script, c.name)
+			for _, k := range kinds {
+				m.errors.WithLabelValues(p.Name, script, k.name)
 			}
 		}
 		m.refusals.WithLabelValues(p.Name)

@@ -25,7 +25,7 @@ const (
 	// joinWithin is how long a task has to join before forward looks at it again, as its server may have ended.
 	joinWithin = 5 * time.Second
 
-	// Forward looks again at tasks that could not join after unavailableFor or later: at one each unavailableEvery.
+	// Forward looks again, after unavailableFor or later, at tasks that could not join: at one each unavailableEvery.
 	unavailableFor   = time.Second
 	unavailableEvery = 200 * time.Microsecond
 )

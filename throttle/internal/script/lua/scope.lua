@@ -15,9 +15,9 @@
 --                                  `now` is not among the ticks that were sent, and st is a guess
 --                                  st.limit: the most units that ever fit; st.used: the units that
 --                                  count; of a window with a rate st.period, the us in which it grants
---                                  st.limit units, st.every, those of one unit, and st.stated, the
---                                  policy's period if it is another; st.resets and st.margin as in
---                                  fixed.lua; st.lease and st.hold, with release, as in concurrency.lua
+--                                  st.limit units, and st.stated, if the policy's period is another
+--                                  (load_window adds st.every, the us of a unit); st.resets, st.margin
+--                                  as in fixed.lua; st.lease, st.hold, release as in concurrency.lua
 --   fits_at(st, now, cost, ahead, each) -> time >= now
 --                                  the earliest time (for leases an upper bound of it) from which on `cost`
 --                                  fits if `ahead` units go first, in tickets of `each` (1: any)

@@ -35,6 +35,7 @@ type attempt struct {
 	begun       time.Time
 	releaseSlot func()                  // frees its slot, at the first call
 	outcome     atomic.Pointer[outcome] // nil: none, see there
+	counted     atomic.Bool             // a policy has granted it, and its handler was called
 	released    context.Context         // ends when the release of its slots has been tried; nil until the handler ends
 
 	ctx     context.Context // of the handler; nil until the middleware is called
@@ -51,12 +52,6 @@ type outcome struct {
 
 	// done lets asynq delete the task. run sets it if the handler returns no error, middleware if the task is revoked.
 	done bool
-}
-
-// isWaiting reports whether the task is to wait if its attempt ends now.
-func (a *attempt) isWaiting() bool {
-	o := a.outcome.Load()
-	return o != nil && !o.done
 }
 
 // isLate reports whether the middleware, in place of asynq, is to fail a task: its deadline had passed at pick-up, it

@@ -216,6 +216,23 @@ func TestShutdownGivesTasksBack(t *testing.T) {
 	})
 }
 
+// A task whose handler a shutdown stops waits in front of those that came later: it has had its turn.
+func TestAStoppedTaskGoesFirst(t *testing.T) {
+	sitetest.Bubble(t, sitetest.Policy(1, time.Minute), func(t *testing.T, s *sitetest.Site) {
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("first"))
+		stuck := make(chan struct{})
+		defer close(stuck)
+		handler := func(context.Context, *asynq.Task) error { <-stuck; return nil }
+		server := s.Serve(handler, func(c *asynq.Config, _ *worker.Config) { c.ShutdownTimeout = time.Second })
+		time.Sleep(5 * time.Second)
+		s.JoinMany(s.Client(s.Limiter), "acme", 0, 2)
+		server.Shutdown()
+		s.Serve(s.Ok)
+		s.SleepUntil(4, 10*time.Minute)
+		expect.Equal(t, s.Order(), []string{"first", "first", "acme-0000", "acme-0001"}, "granted")
+	})
+}
+
 // Attempts whose end is never seen are forgotten, and others never.
 func TestAnAttemptWhoseEndIsNotSeenIsForgotten(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {

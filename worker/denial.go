@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,8 +96,9 @@ func undecidedDecision(r throttle.Request) throttle.Decision {
 // reportErrors wraps the user's ErrorHandler, which is not called for a task whose time ran out and that waits.
 func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc {
 	return func(ctx context.Context, task *asynq.Task, err error) {
-		// A panic in a function of the user is a bug to report, even if the task waits.
-		if a, _ := s.attempts.get(taskOf(ctx)); handler != nil && (!a.isWaiting() || asynq.IsPanicError(err)) {
+		a, _ := s.attempts.get(taskOf(ctx))
+		waits := cmp.Or(a.outcome.Load(), &outcome{}).requeue != nil
+		if handler != nil && (!waits || asynq.IsPanicError(err)) { // a panic is a bug to report, even if the task waits
 			handler.HandleError(ctx, task, err)
 		}
 	}
@@ -105,10 +107,7 @@ func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc
 // finish lets a call of asynq end a task, unless the task is to wait.
 func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
 	a, known := s.attempts.get(call.Ref)
-	o := a.outcome.Load()
-	if o == nil {
-		o = &outcome{}
-	}
+	o := cmp.Or(a.outcome.Load(), &outcome{})
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
 	if fails && !known { // the task's server died, and asynq's recoverer has found the task
@@ -126,6 +125,10 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	switch {
 	case o.requeue != nil && call.Verb != asynqredis.Requeue: // asynq's own requeue, at a shutdown, loses nothing
 		err = reply(cmd, "OK", o.requeue(ctx))
+	case call.Verb == asynqredis.Requeue && (a.counted.Load() || isFromLine(a.Verdict)): // it has its turn
+		a.releaseSlot()
+		back := asynqredis.RestoreOptions{Ref: a.Ref, CallKey: a.CallKey, Mark: asynqredis.KeptMark, Message: a.Message.WithTurn()}
+		err = reply(cmd, "OK", s.requeue(ctx, back, true))
 	case call.Verb == asynqredis.Other:
 		return next(ctx, cmd)
 	case deletes && !o.done:
@@ -146,7 +149,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	return err
 }
 
-// requeue makes a denied task scheduled again, by Client.Restore. It is repeated, as asynq's calls that end a task are.
+// requeue puts a task back, by Client.Restore. It is repeated, as asynq's calls that end a task are.
 func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, queued bool) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
@@ -157,7 +160,7 @@ func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, queue
 	case asynqredis.IsNotFound(err):
 		return err
 	case err != nil:
-		return fmt.Errorf("worker: requeueing task %s, which was denied: %w", r.ID, err)
+		return fmt.Errorf("worker: requeueing task %s: %w", r.ID, err)
 	case due: // its ticket was taken meanwhile, and given up
 		s.dispatch.WakeAt(r.Queue, time.Now())
 	case !queued: // no take brings it back

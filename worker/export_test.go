@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/hibiken/asynq"
@@ -55,5 +56,5 @@ func (s *Server) Enter(id string) (deny func()) {
 // Denied reports whether the attempt that the task is in now is denied.
 func (s *Server) Denied(id string) bool {
 	a, _ := s.attempts.get(defaultRef(id))
-	return a.isWaiting()
+	return cmp.Or(a.outcome.Load(), &outcome{}).requeue != nil
 }

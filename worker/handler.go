@@ -57,7 +57,7 @@ func (s *Server) end(a *attempt, j *Job) {
 		var all sync.WaitGroup // side by side: each may take 5 s
 		for i, r := range held {
 			all.Go(func() {
-				if errs[i] = r.Release(ctx); errs[i] == nil && r.Lease() > 0 { // without slots it ends a Hold
+				if errs[i] = r.Release(ctx); errs[i] == nil && r.Lease() > 0 { // without slots none has become free
 					s.dispatch.Freed(s.lineOf(r.Request))
 				}
 			})
@@ -81,7 +81,7 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 		report := func() error { return j.Pause(ctx, refused.after) }
 		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.after), err, report)
 	case errors.As(err, &denied) && denied.Request.Ticket == (throttle.Ticket{}): // else an enqueue was refused
-		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied.Decision)
+		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied)
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err, func() error { return nil })
 	case errors.Is(err, throttle.ErrUnavailable): // for a call of the handler
@@ -94,12 +94,18 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 	return nil
 }
 
-// askAgainIn returns the time until a denied request is made again. If slots were denied it does not wait for the end
-// of their leases, as they may be given back long before that.
-func askAgainIn(d throttle.Decision) time.Duration {
-	wait, slotsDenied := askAgainForSlots, false
+// askAgainIn returns the time until a denied request is made again. If slots were denied that is a second, or until
+// nothing else denies it: slots may be given back long before their leases end.
+func askAgainIn(denied *throttle.DeniedError) time.Duration {
+	d, wait, slotsDenied := denied.Decision, askAgainForSlots, false
+	if d.Pause != nil {
+		wait = max(wait, d.Pause.Until.Sub(d.At))
+	}
+	if r := d.Remaining; r != nil && r.Units < denied.Request.CostOf(r.Unit) {
+		wait = max(wait, r.Until.Sub(d.At))
+	}
 	for _, w := range d.Windows {
-		if w.Algorithm.Leases() {
+		if w.Algorithm.Leases() && w.Remaining < denied.Request.CostOf(w.Unit) { // else the upstream denies it
 			slotsDenied = slotsDenied || w.Denied
 		} else {
 			wait = max(wait, w.RetryIn)

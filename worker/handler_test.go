@@ -312,3 +312,32 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 		s.WantCounters(sitetest.Counters{Processed: 2})
 	})
 }
+
+// A task whose call is denied runs again when the pause, or what is left upstream, lets the call in, slots or not.
+func TestADeniedJobWaitsForThePauseOfItsCall(t *testing.T) {
+	sitetest.EachBubble(t, sitetest.Values("refused", "used up", "paused"), func(t *testing.T, stop string) {
+		for _, slots := range []int64{1, 2} { // all are held, or not
+			calls := sitetest.AtOnceOf("calls", slots)
+			calls.KeepRate, calls.UpstreamShared, calls.Windows[0].Shared = true, true, true
+			calls.Windows = append(calls.Windows, throttle.Window{Name: "rate", Limit: 100, Period: time.Second})
+			s, length := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Hour), calls), 5*time.Minute
+			held := expect.Got(s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "calls", Tenant: "acme"}))(t)
+			switch by := (throttle.Pause{Policy: "calls", Until: time.Now().Add(length)}); stop {
+			case "refused":
+				expect.Must(t, expect.ErrOf(held.Reservation.Pause(t.Context(), length, "429")))
+			case "used up":
+				expect.Must(t, held.Reservation.ReportRemaining(t.Context(), throttle.Requests, 0, length))
+			default:
+				s.Limiter.SetInterventions(throttle.Interventions{At: time.Now(), Pauses: []throttle.Pause{by}})
+			}
+			s.Serve(func(ctx context.Context, task *asynq.Task) error {
+				return expect.ErrOf(worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "calls"}))
+			}, sitetest.Calm)
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+			time.Sleep(4 * time.Minute)
+			expect.That(t, s.Used() == 1, "with", slots, "slots the handler ran", s.Used(), "times, want 1")
+			time.Sleep(2 * time.Minute)
+			s.WaitGone("t")
+		}
+	})
+}

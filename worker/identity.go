@@ -81,8 +81,8 @@ func IdentityOf(task *asynq.Task) (Identity, error) {
 	return id, nil
 }
 
-// match returns the request with which a task joins a line or reserves, and false if it does neither. A task that has
-// waited in a line may match a policy that was removed.
+// match returns the request with which a task joins a line or leaves it, and false if it does neither. A task that
+// has waited in a line may match a policy that was removed.
 func (s *Server) match(m asynqredis.Message, waited bool) (request throttle.Request, ok bool) {
 	policy, ok := s.limiter.Match(m.Type(), waited)
 	if !ok || policy.EarliestReset {
@@ -102,7 +102,7 @@ func (s *Server) match(m asynqredis.Message, waited bool) (request throttle.Requ
 func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message) (throttle.Request, error) {
 	r, err := requestOf(s.config.Identify, policy, task)
 	r.Deadline, r.MaxHold = m.Deadline(), m.TimeLimit(time.Now())
-	r.Front, r.Key = m.Retried() > 0, m.JoinKey()
+	r.Front, r.Key = m.HadTurn(), m.JoinKey()
 	return r, err
 }
 

@@ -111,6 +111,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	a.outcome.Store(nil)
 	s.report(ctx, a, d)
 	unused = throttle.Decision{} // from here on the handler uses the grant
+	a.counted.Store(true)
 	s.started(d, a.Verdict)
 	return s.run(ctx, a, request, d)
 }

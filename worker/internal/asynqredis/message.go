@@ -28,6 +28,7 @@ const (
 // Our own fields. Asynq skips them when it reads a message, and drops them when it stores the task after a failure.
 const (
 	fieldDenied       protowire.Number = 1077 // the last error is no failure: see Denied
+	fieldHadTurn      protowire.Number = 1078 // see HadTurn
 	fieldRefusedSince protowire.Number = 1079 // the first refusal by the upstream, in milliseconds since 1970
 )
 
@@ -41,6 +42,9 @@ func (m Message) UniqueKey() string   { return m.text(fieldUniqueKey) }
 func (m Message) GroupKey() string    { return m.text(fieldGroupKey) }
 func (m Message) Retried() int64      { return m.number(fieldRetried) }
 func (m Message) IsLastAttempt() bool { return m.Retried() >= m.number(fieldRetry) } // no retry is left
+
+// HadTurn reports whether the task has had its turn in line before: it failed, or its server stopped.
+func (m Message) HadTurn() bool { return m.Retried() > 0 || m.number(fieldHadTurn) != 0 }
 
 // Denied reports whether the last error is no failure of the task: a denial, or why the task waits in line.
 func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }
@@ -96,6 +100,9 @@ func (m Message) WithDenial(reason string, at time.Time) Message {
 	m = m.with(textOf(fieldErrorMsg, reason)).with(numberOf(fieldLastFailedAt, at.Unix()))
 	return m.with(numberOf(fieldDenied, 1))
 }
+
+// WithTurn returns a copy of the message that notes that the task has had its turn.
+func (m Message) WithTurn() Message { return m.with(numberOf(fieldHadTurn, 1)) }
 
 // WithRefusal returns a copy of the message that notes when the upstream first refused a call of the task
 // since its last failure. It also returns that time, which is now unless one was noted before.

@@ -123,7 +123,7 @@ func TestPoliciesAreValidated(t *testing.T) {
 		{tenant("acme", throttle.Tenant{Weight: math.Inf(1)}), `, tenant "acme": weight +Inf: must be 0.001 to 1000000`},
 		{override("a", throttle.Override{Limit: 50}), ``},
 		{override("nope", throttle.Override{Limit: 50}), `, tenant "acme": windows "nope": must be the name of a window of this policy`},
-		{tenant("acme", throttle.Tenant{Windows: map[string]throttle.Override{"a": {Limit: 50}, "all": {Limit: 50}}}), `, tenant "acme": windows "all": is shared: a tenant has a limit of its own only where the scope contains tenant`},
+		{tenant("acme", throttle.Tenant{Windows: map[string]throttle.Override{"a": {Limit: 50}, "all": {Limit: 50}}}), `, tenant "acme": windows "all": does not count by tenant: a tenant has a limit of its own only where the scope contains tenant`},
 		{override("a", throttle.Override{Limit: -1}), `, tenant "acme", window "a": limit -1: must be 1 to 1000000000000`},
 		{override("a", throttle.Override{Burst: 7}), `, tenant "acme", window "a": burst 7: is for windows with "algorithm: gcra"`},
 	} {
@@ -176,8 +176,7 @@ func TestPoliciesHaveDefaults(t *testing.T) {
 		},
 	}
 	expect.Equal(t, given.WithDefaults(), want)
-	expect.That(t, given.Windows[0].Algorithm == "" && given.Tenants["acme"].Weight == 0,
-		"the policy given was changed", given)
+	expect.That(t, given.Windows[0].Algorithm == "" && given.Tenants["acme"].Weight == 0, "the policy given was changed", given)
 	// Written out once they stay: a shared window does not become a tenant's.
 	again := given.WithDefaults().WithDefaults()
 	expect.That(t, reflect.DeepEqual(again, given.WithDefaults()) && again.Validate() == nil,

@@ -165,7 +165,7 @@ func (p Policy) checkTenant(name string, t Tenant) []error {
 		i := slices.IndexFunc(p.Windows, func(w Window) bool { return w.Name == name })
 		if c.must(i >= 0, "windows", name, "must be the name of a window of this policy") &&
 			c.must(slices.Contains(p.Windows[i].Per, TenantAttribute), "windows", name,
-				"is shared: a tenant has a limit of its own only where the scope contains tenant") {
+				"does not count by tenant: a tenant has a limit of its own only where the scope contains tenant") {
 			c.at.Window = name
 			p.Windows[i].With(t.Windows[name]).check(&c)
 		}

@@ -70,7 +70,7 @@ var batchVerbs = []batchVerb{
 	{"pause", "take its waiting tasks out of their lines", (*batch.Scheduler).Pause, batch.StatePaused},
 	{"resume", "end a pause", (*batch.Scheduler).Resume, batch.StateRunning},
 	{"retry", "run again what has failed, and follow it", (*batch.Scheduler).Retry, ""},
-	{"cancel", "delete its waiting tasks", (*batch.Scheduler).Cancel, ""},
+	{"cancel", "delete its waiting tasks", (*batch.Scheduler).Cancel, batch.StateCancelled},
 }
 
 func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
@@ -118,7 +118,7 @@ func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
 		if err != nil {
 			return err
 		}
-		return c.print(ctx, scheduler, status)
+		return c.print(ctx, scheduler, status, verb)
 	}
 	return c.follow(ctx, scheduler, firing, verb)
 }
@@ -215,7 +215,7 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 		stopped := status.State == batch.StateStopped && verb.name != "resume"
 		if stopped || status.HasEnded() || status.State == verb.reached {
 			progress.Clear()
-			return c.print(ctx, s, status)
+			return c.print(ctx, s, status, verb)
 		}
 		progress.Show(func() string { return fmt.Sprintf("%s: %v", status.State, status) })
 		select {

@@ -30,7 +30,7 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 	if err != nil {
 		return err
 	}
-	err = c.show(p, func() {
+	return c.showEnd(p.Overdue > 0, p, func() {
 		fmt.Fprintf(c.Stdout, "%v\n\n", p)
 		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED END", "OVERDUE")
 		for _, tenant := range p.Tenants {
@@ -38,20 +38,17 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 		}
 		t.Flush()
 	})
-	if err == nil && p.Overdue > 0 {
-		return errShown
-	}
-	return err
 }
 
 // print prints the status of a firing. It fails if the firing was stopped or refused, or some of its tasks failed or
-// were rejected.
-func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s batch.Status) error {
+// were rejected, unless the verb's state is reached.
+func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s batch.Status, verb batchVerb) error {
 	tenants, err := scheduler.Tenants(ctx, batch.Firing{Batch: s.Batch, Tick: s.Tick})
 	if err != nil {
 		return err
 	}
-	err = c.show(struct {
+	failed := s.Failed+s.Rejected > 0 || s.State == batch.StateStopped || s.State == batch.StateRefused
+	return c.showEnd(failed && s.State != verb.reached, struct {
 		batch.Status
 		Tenants []batch.TenantStatus `json:"tenants"`
 	}{s, tenants}, func() {
@@ -74,11 +71,4 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 		}
 		t.Flush()
 	})
-	if err != nil {
-		return err
-	}
-	if s.Failed+s.Rejected > 0 || s.State == batch.StateStopped || s.State == batch.StateRefused {
-		return errShown
-	}
-	return nil
 }

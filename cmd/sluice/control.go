@@ -159,7 +159,7 @@ func (c *ControlCommand) readTarget(ctx context.Context, f *fleet) error {
 	if near := policyfile.Suggest(c.tenant, others); near != "" {
 		hint = fmt.Sprintf("did you mean %q?", near)
 	}
-	fmt.Fprintf(c.Stderr, "sluice: warning: %s has nothing that waits, and was granted nothing lately: %s\n", c.name(), hint)
+	fmt.Fprintf(c.Stderr, "sluice: warning: %s has nothing that waits, and is not known to have been granted anything: %s\n", c.name(), hint)
 	return nil
 }
 

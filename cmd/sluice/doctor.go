@@ -44,13 +44,7 @@ func (m *Main) doctorCommand() *cli.Command {
 				d.Error = err.Error()
 			}
 			d.OK = err == nil && len(findings) == 0
-			if err := c.show(d, func() { d.print(c.Stdout) }); err != nil {
-				return err
-			}
-			if !d.OK {
-				return errShown // the findings say so
-			}
-			return nil
+			return c.showEnd(!d.OK, d, func() { d.print(c.Stdout) })
 		},
 	}
 }

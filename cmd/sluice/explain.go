@@ -47,11 +47,11 @@ func (m *Main) explainCommand() *cli.Command {
 			}
 			found := explained{Source: f.source, Explanation: e}
 			if e.Line != nil {
-				if found.Used, err = usage.Top(ctx, f.limiter, e.Line.Policy, usersShown); err != nil {
+				if found.Used, err = usage.Top(ctx, f.limiter, e.Line.Policy, namesShown); err != nil {
 					return err
 				}
 			}
-			err = c.show(found, func() {
+			return c.showEnd(e.State == "", found, func() {
 				fmt.Fprintf(c.Stdout, "task %q of queue %q: %s\n%s\n", e.ID, e.Queue, cmp.Or(e.State, "unknown"), e.Why)
 				if e.Line != nil {
 					printLine(c.Stdout, *e.Line)
@@ -61,10 +61,6 @@ func (m *Main) explainCommand() *cli.Command {
 				}
 				fmt.Fprintln(c.Stdout, "policies: "+f.source)
 			})
-			if err == nil && e.State == "" {
-				err = errShown // the answer says so
-			}
-			return err
 		}),
 	}
 }

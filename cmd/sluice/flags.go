@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -57,8 +59,19 @@ func (m *Main) runCommand() *cli.Command {
 	}
 }
 
+// within returns a check of a flag's value.
+func within[T cmp.Ordered](least, most T) func(T) error {
+	return func(value T) error {
+		if value < least || value > most {
+			return fmt.Errorf("must be %v to %v", least, most)
+		}
+		return nil
+	}
+}
+
 // validate checks the flags, without reading any file.
 func (c *RunCommand) validate() error {
+	out, _ := os.Stat(c.Out)
 	switch {
 	case c.Jobs == "":
 		return errors.New("--jobs is missing: must be a file of jobs, or - for stdin")
@@ -66,6 +79,8 @@ func (c *RunCommand) validate() error {
 		return errors.New("--policies is missing: must be a policy file")
 	case c.json && !c.DryRun && c.Out == "":
 		return errors.New("--json goes to stdout, as the results do: --out must name a file for these")
+	case out != nil && !out.Mode().IsRegular():
+		return fmt.Errorf("--out %s: must be a regular file, as earlier results are read from it", c.Out)
 	case c.Keep < 0 || c.Keep > call.MaxKeptBody:
 		return fmt.Errorf("--keep-body %d: must be 0 to %d", c.Keep, call.MaxKeptBody)
 	case c.Jobs == "-" && c.Policies == "-":

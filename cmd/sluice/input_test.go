@@ -1,16 +1,29 @@
 package main
 
 import (
+	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
+
+// Who types what stdin is to hold may change his mind.
+func TestReadingStdinIsInterrupted(t *testing.T) {
+	t.Parallel()
+	silent, _ := io.Pipe()
+	ctx, interrupt := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer interrupt()
+	m := &Main{Env: noEnv, Stdin: silent, Stdout: io.Discard, Stderr: io.Discard}
+	that(t, m.Run(ctx, []string{"check", "-"}) == exitInterrupted, "another exit code")
+}
 
 // All that makes a call can be said: headers for all and for one, secrets of the environment, text and JSON bodies.
 func TestRunSendsWhatWasSaid(t *testing.T) {
@@ -86,6 +99,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 		{"no policy file", job(""), roomy, []string{"--policies", "DIR/nope"}, `policies: open DIR/nope: no such file or directory`},
 		{"-out is the jobs file", job(""), roomy, []string{"--out", "JOBS"},
 			`--out: JOBS:1: is not a result: json: unknown field "url": name another file, or correct the line`},
+		{"-out is no file", job(""), roomy, []string{"--out", os.DevNull}, "--out " + os.DevNull + ": must be a regular file, as"},
 		{"-out in no directory", job(""), roomy, []string{"--out", "DIR/nope/out"}, `--out: open DIR/nope/out: no such file or directory`},
 		{"--redis is no URL", job(""), roomy, []string{"--redis", "redis://:secret@x:y"},
 			`--redis: is not a URL: must be such as redis://localhost:6379/0, `},

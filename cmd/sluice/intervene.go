@@ -30,14 +30,14 @@ func (m *Main) resumeCommand() *cli.Command {
 				return outcome{}, err
 			}
 			ended, err := c.resumeUpstream(ctx, f, found)
-			text := " was not paused"
+			who := ""
 			if errors.As(err, new(*throttle.RequestError)) || errors.Is(err, throttle.ErrUnknownPolicy) {
-				err, text = nil, " was not paused by an operator (a pause by the upstream ends by its tenant, or by Limiter.Resume)"
+				err, who = nil, " by an operator (a pause by the upstream, if any, ends by its tenant, or by Limiter.Resume)"
 			}
 			if !found && !ended {
-				return outcome{text: text}, err
+				return outcome{text: " was not paused" + who}, err
 			}
-			return outcome{Changed: true, text: " is not paused any more"}, err
+			return outcome{Changed: true, text: " is not paused any more" + who}, err
 		})
 }
 

@@ -116,7 +116,7 @@ func (m *Main) limitsSet() *cli.Command {
 	set := func(ctx context.Context, f *fleet) (outcome, error) {
 		switch {
 		case limit == 0 && burst == 0:
-			return outcome{}, badUsage("set needs --limit, --burst or both")
+			return outcome{}, badUsage("set needs --limit, --burst or both, above 0")
 		case f.state.Version == 0:
 			return outcome{}, badUsage("no policies are published: publish a policy file first")
 		}
@@ -148,12 +148,7 @@ func (m *Main) limitsSet() *cli.Command {
 		&cli.Int64Flag{Name: "burst", Usage: "of a gcra window: `N` units at once", Destination: &burst},
 		&cli.DurationFlag{
 			Name: "for", Usage: "it ends by itself after `DURATION`; by default it is published", Destination: &c.For,
-			Validator: func(d time.Duration) error {
-				if d <= 0 {
-					return badInput("--for %v: must be how long, such as 10m", d)
-				}
-				return nil
-			},
+			Validator: within(time.Millisecond, control.MaxTTL),
 		})
 }
 
@@ -199,8 +194,8 @@ func (m *Main) limitsOverride() *cli.Command {
 		for _, text := range windows {
 			name, number, ok := strings.Cut(text, "=")
 			limit, err := strconv.ParseInt(number, 10, 64)
-			if !ok || err != nil || limit < 1 {
-				return outcome{}, badInput("--window %q: must be a window and its limit, such as minute=50", text)
+			if !ok || err != nil || limit < 1 || o.Windows[name].Limit > 0 {
+				return outcome{}, badInput("--window %q: must be a window and its limit, such as minute=50, and be there once", text)
 			}
 			if o.Windows == nil {
 				o.Windows = map[string]throttle.Override{}
@@ -249,11 +244,9 @@ func (m *Main) limitsLog() *cli.Command {
 	c, last := m.control(), 0
 	return &cli.Command{
 		Name: "log", Usage: "show who changed what, when and why",
-		Flags: c.flags(&cli.IntFlag{Name: "last", Usage: "show the newest `N` changes", Value: 20, Destination: &last}),
+		Flags: c.flags(&cli.IntFlag{Name: "last", Usage: "show the newest `N` changes", Value: 20, Destination: &last,
+			Validator: within(1, control.MaxChanges)}),
 		Action: on(c.connect, func(ctx context.Context, f *fleet, _ *cli.Command) error {
-			if last < 1 || last > control.MaxChanges {
-				return badUsage("--last %d: must be 1 to %d", last, control.MaxChanges)
-			}
 			changes, err := f.store.Changes(ctx, last)
 			if err != nil {
 				return err

@@ -77,8 +77,38 @@ func (m *Main) show(found any, print func()) error {
 	return nil
 }
 
+// showEnd is show for a command that fails, without a further message, if `failed` is set.
+func (m *Main) showEnd(failed bool, found any, print func()) error {
+	err := m.show(found, print)
+	if err == nil && failed {
+		err = errShown
+	}
+	return err
+}
+
+// An input reads stdin until the program is interrupted.
+type input struct {
+	ctx  context.Context
+	from io.Reader
+}
+
+func (in input) Read(p []byte) (int, error) {
+	read := make(chan func() (int, error), 1)
+	go func() {
+		n, err := in.from.Read(p)
+		read <- func() (int, error) { return n, err }
+	}()
+	select {
+	case result := <-read:
+		return result()
+	case <-in.ctx.Done():
+		return 0, context.Canceled
+	}
+}
+
 // Run runs the program and returns its exit code.
 func (m *Main) Run(ctx context.Context, args []string) int {
+	m.Stdin = input{ctx, m.Stdin}
 	err := m.command().Run(ctx, append([]string{"sluice"}, args...))
 	switch {
 	case err == nil:

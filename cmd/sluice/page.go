@@ -19,9 +19,6 @@ import (
 // tokenVariable names the environment variable with the page's token.
 const tokenVariable = "SLUICE_PAGE_TOKEN"
 
-// defaultAddress is the page's address unless an argument says otherwise.
-const defaultAddress = "localhost:8080"
-
 // pageCommand serves the page until it is interrupted. Only those who know the token may change something.
 func (m *Main) pageCommand() *cli.Command {
 	c := &workersCommand{Main: m}
@@ -31,7 +28,7 @@ func (m *Main) pageCommand() *cli.Command {
 		Flags: c.liveFlags(&cli.StringFlag{Name: "asynqmon", Destination: &asynqmon,
 			Usage: "link tasks to the asynqmon at `URL`"}),
 		Action: on(c.inForce, func(ctx context.Context, f *fleet, cmd *cli.Command) error {
-			return c.servePage(ctx, cmp.Or(cmd.Args().First(), defaultAddress), asynqmon, f)
+			return c.servePage(ctx, cmp.Or(cmd.Args().First(), "localhost:8080"), asynqmon, f)
 		}),
 	}
 }

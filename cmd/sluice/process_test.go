@@ -39,8 +39,8 @@ policies:
     windows:
       - {name: burst, limit: 15, period: 1s}
 `
-	// stop runs the program until some results are there, and signals it then. It returns the jobs that were called
-	// by then and have no result.
+	// stop runs the program until some results are there, and signals it. It returns jobs that were called without
+	// result.
 	stop := func(t *testing.T, r *remote, d workspace, signal os.Signal, args []string) (underWay map[string]bool, e ending) {
 		cmd := program(args...)
 		var stdout, stderr bytes.Buffer

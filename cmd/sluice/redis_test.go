@@ -42,8 +42,7 @@ func ran(t *testing.T, d workspace, e ending, client redis.Cmdable) {
 func TestRedisIsReachedAsAUser(t *testing.T) {
 	t.Parallel()
 	r := newRemote(t)
-	addr := throttletest.Redis(t, "--user", "alice", "on", ">"+password, "~*", "&*", "+@all",
-		"--user", "default", "off")
+	addr := throttletest.Redis(t, "--user", "alice", "on", ">"+password, "~*", "&*", "+@all", "--user", "default", "off")
 	admin := redis.NewClient(&redis.Options{Addr: addr, Username: "alice", Password: password, DB: 3})
 	defer admin.Close()
 	for _, c := range []struct {

@@ -96,10 +96,8 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	}
 	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s\n",
 		summary.Jobs, summary.Succeeded, summary.Failed, summary.Seconds)
-	if err := c.show(summary, func() {}); err != nil {
-		return err
-	}
-	if interrupted {
+	err = c.showEnd(summary.Failed > 0 && !interrupted, summary, func() {})
+	if err == nil && interrupted {
 		next := "the same command goes on from here"
 		if c.Out == "" {
 			next = "without --out nothing of this is kept, and the same command starts over"
@@ -107,10 +105,7 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 		progress.Say("stopped with %d of %d jobs done: %s", summary.Done(), summary.Jobs, next)
 		return errInterrupted
 	}
-	if summary.Failed > 0 {
-		return errShown
-	}
-	return nil
+	return err
 }
 
 // checkJobs returns the errors of jobs that can never be granted. It needs no Redis.

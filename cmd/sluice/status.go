@@ -28,8 +28,8 @@ type StatusCommand struct {
 	Watch   bool
 }
 
-// usersShown is the number of tenants with most grants that are named.
-const usersShown = 5
+// namesShown is the number of processes with the same policies, and of tenants with most grants, that are named.
+const namesShown = 5
 
 // A policyStatus is a policy in the JSON of status.
 type policyStatus struct {
@@ -49,30 +49,19 @@ type fleetStatus struct {
 func (m *Main) statusCommand() *cli.Command {
 	c := &StatusCommand{workersCommand: workersCommand{Main: m}}
 	return &cli.Command{
-		Name: "status", ArgsUsage: "[POLICY] [TENANT]", Usage: "show who waits, until when, and what is used", Action: c.Run,
+		Name: "status", ArgsUsage: "[POLICY] [TENANT]", Usage: "show who waits, until when, and what is used", Action: on(c.inForce, c.run),
 		Flags: c.liveFlags(
-			&cli.IntFlag{Name: "tenants", Value: 20, Destination: &c.Tenants,
+			&cli.IntFlag{Name: "tenants", Value: 20, Destination: &c.Tenants, Validator: within(1, inspect.MaxLimit),
 				Usage: "show at most `N` rows of tenants, 1 to 500"},
 			&cli.BoolFlag{Name: "watch", Destination: &c.Watch,
 				Usage: "show it again and again, until interrupted"},
 			&cli.DurationFlag{Name: "every", Value: 2 * time.Second, Destination: &c.Every,
-				Usage: "with --watch, once in `DURATION`"},
+				Validator: within(100*time.Millisecond, time.Hour), Usage: "with --watch, once in `DURATION`"},
 		),
 	}
 }
 
-func (c *StatusCommand) Run(ctx context.Context, cmd *cli.Command) error {
-	switch {
-	case c.Tenants < 1 || c.Tenants > inspect.MaxLimit:
-		return badUsage("--tenants %d: must be 1 to %d", c.Tenants, inspect.MaxLimit)
-	case c.Every < 100*time.Millisecond || c.Every > time.Hour:
-		return badUsage("--every %v: must be 100ms to 1h", c.Every)
-	}
-	f, err := c.inForce(ctx)
-	if err != nil {
-		return err
-	}
-	defer f.server.Close()
+func (c *StatusCommand) run(ctx context.Context, f *fleet, cmd *cli.Command) error {
 	for shown := false; ; shown = true {
 		var err error
 		if shown {
@@ -162,16 +151,13 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 			s.PausedQueues = append(s.PausedQueues, q.Queue)
 		}
 	}
-	s.Used, err = usage.Top(ctx, f.limiter, policy, usersShown)
+	s.Used, err = usage.Top(ctx, f.limiter, policy, namesShown)
 	return s, err
 }
 
-// processesShown is the number of processes with the same policies that are named.
-const processesShown = 5
-
 // processesText says which processes run the same policies.
 func processesText(runs string, names []string) string {
-	parts := make([]string, min(len(names), processesShown))
+	parts := make([]string, min(len(names), namesShown))
 	for i := range parts {
 		parts[i] = words.Name(names[i])
 	}

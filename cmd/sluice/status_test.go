@@ -91,7 +91,7 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 	}](t, d.run(t, "status", "--json", "--tenants", "1"))
 	that(t, len(got.Policies) == 1 && len(got.Policies[0].Tenants) == 1 && got.Policies[0].Waiting == 4, got)
 	d.run(t, "status", "apis").want(t, exitBadInput, `policy "apis": must be one of api`)
-	d.run(t, "status", "--tenants", "0").want(t, exitBadInput, `--tenants 0: must be 1 to 500: see "sluice status -h"`)
+	d.run(t, "status", "--tenants", "0").want(t, exitBadInput, `"0" for flag -tenants: must be 1 to 500: see "sluice status -h"`)
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml")).
 		want(t, exitBadInput, "there is no Redis: --redis must be the URL")
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml"), "--redis", "redis://127.0.0.1:1").
@@ -265,7 +265,7 @@ func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 	wantLines(t, look("doctor"), "warning: policy api was removed, and has 2 tasks in line: what waits goes on by its last windows")
 	wantLines(t, look("status"), "the policy was removed: what waits goes on by its last windows")
 	look("pause", "api", "--for", "1h", "--by", "anna", "--why", "x")
-	wantLines(t, look("resume", "api", "--by", "anna", "--why", "x"), "api is not paused any more")
+	wantLines(t, look("resume", "api", "--by", "anna", "--why", "x"), "api is not paused any more by an operator (a pause by the upstream, if any, ends by its tenant, or by Limiter.Resume)")
 }
 
 // What a fleet of three workers obeys is what status says, at each step of a bad day.

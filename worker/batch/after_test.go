@@ -177,8 +177,7 @@ func TestFiringsOverlap(t *testing.T) {
 					expect.Equal(t, len(firings(s, p, n)), want, "at most", n)
 				}
 				_, err := p.Fire(t.Context(), "b")
-				expect.That(t, errors.Is(err, batch.ErrOverlap) == (overlap == batch.OverlapSkip),
-					"fired by hand:", err)
+				expect.That(t, errors.Is(err, batch.ErrOverlap) == (overlap == batch.OverlapSkip), "fired by hand:", err)
 				if overlap == batch.OverlapQueue {
 					f := firings(s, p, 9)[1] // one that waits is cancelled at once
 					s.ok(p.Cancel(t.Context(), f))

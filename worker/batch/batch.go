@@ -71,8 +71,7 @@ type Batch struct {
 	// Tenants yields the tenants. It is required.
 	Tenants Tenants
 
-	// Timezone is the IANA name of the zone of Schedule, Hours and FinishBy. The default is UTC, or
-	// that of a Schedule with TZ.
+	// Timezone is the IANA name of the zone of Schedule, Hours and FinishBy. The default is UTC, or a Schedule's TZ.
 	Timezone string
 }
 

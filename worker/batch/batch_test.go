@@ -183,7 +183,13 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		f := s.fire(p, "b")
 		ran := func() int { return len(s.Starts()) }
 		status := func() batch.Status { return s.status(p, f) }
-		time.Sleep(25 * time.Second)
+		time.Sleep(22500 * time.Millisecond)
+		s.ok(p.Pause(t.Context(), f))
+		s.ok(p.Resume(t.Context(), f))
+		tenants := expect.Got(p.Tenants(t.Context(), f))(t)
+		expect.That(t, status().Finish.IsZero() && tenants[0].Finish.IsZero(), "an end that was expected before a pause:", status(), tenants)
+		time.Sleep(2500 * time.Millisecond)
+		expect.That(t, !status().Finish.IsZero(), "nobody looks again", status())
 		s.ok(p.Pause(t.Context(), f))
 		time.Sleep(10 * time.Second)
 		before := ran() // ten in each of three windows, of which the last may be cut off
@@ -212,8 +218,8 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 	})
 }
 
-// Nothing starts after Pause has returned, even where no scheduler runs, and nothing outside of the hours. What was
-// paused briefly goes on at once.
+// Nothing starts after Pause has returned, even without a scheduler, nor outside of the hours. A brief pause ends at
+// once.
 func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
 	windows := []throttle.Window{{Name: "pace", Limit: 3, Period: time.Second, Shared: true}}
 	inBubble(t, windows, func(t *testing.T, s *site) {

@@ -1,5 +1,5 @@
-// Package batch runs batches: at a tick of a schedule it enqueues tasks of many tenants, each exactly
-// once, and follows them until all have ended.
+// Package batch runs batches: at a tick of a schedule it enqueues tasks of many tenants, each exactly once, and
+// follows them.
 //
 // Any number of processes may run a Scheduler of the same batches. A tick fires once. The firing is
 // a record in asynq's Redis, in the slot of its queue, as the scripts that end its tasks count them

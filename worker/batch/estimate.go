@@ -47,8 +47,7 @@ func (w *work) estimate(ctx context.Context) {
 	}
 }
 
-// look forecasts the rest of the firing, and writes when it is expected to end. An error does not
-// change when the next look comes.
+// look forecasts the rest of the firing, and writes when it is expected to end. An error delays no look.
 func (e *estimator) look(ctx context.Context) error {
 	r, err := e.read(ctx)
 	if err != nil || r.Phase != phaseEnqueue && r.Phase != phaseDrain {
@@ -94,6 +93,9 @@ func (e *estimator) look(ctx context.Context) error {
 	}
 	if all.Count == 0 { // the last estimate stays
 		return nil
+	}
+	if r.Finish.IsZero() { // also if Resume has removed what it wrote
+		e.last = ""
 	}
 	tenants := make([]time.Time, len(all.tenants))
 	for i, t := range all.tenants {

@@ -155,8 +155,7 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	return plan.Finish.Sub(tick), last.Sub(tick), plan
 }
 
-// The finish of batches of all kinds is predicted, and comes. This prints both:
-// go test -run TestForecasts -v ./worker/batch
+// The finish of batches of all kinds is predicted, and comes. See both: go test -run TestForecasts -v ./worker/batch
 func TestForecasts(t *testing.T) {
 	rows := make([]string, len(forecasts))
 	t.Run("all", func(t *testing.T) {

@@ -296,8 +296,7 @@ func TestPlansSayWhatTheyDoNotKnow(t *testing.T) {
 		s.serve(func(ctx context.Context, _ *asynq.Task) error { return work(ctx, time.Second) })
 		f := s.fire(p, "unknown")
 		s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
-		expect.That(t, strings.Contains(p.log.String(), "not all that binds them is known"),
-			"the log says:", p.log.String())
+		expect.That(t, strings.Contains(p.log.String(), "not all that binds them is known"), "the log says:", p.log.String())
 		ends("unknown", "[]", batch.SourceMeasured, 10*time.Second, 0)
 	})
 }

@@ -36,8 +36,8 @@ type Config struct {
 	// ByHand ignores the schedules: only Fire fires batches. It is for tools.
 	ByHand bool
 
-	// Client is the config of the client that enqueues the tasks. Its Limiter is required. A
-	// LimiterTimeout below 5 seconds counts as 5 seconds.
+	// Client is the config of the client that enqueues the tasks. Its Limiter is required. Its LimiterTimeout counts
+	// as 5 seconds at least.
 	Client worker.ClientConfig
 
 	// Logger gets errors and warnings. The default is slog.Default().
@@ -90,8 +90,8 @@ func NewScheduler(opt asynq.RedisConnOpt, c Config) (*Scheduler, error) {
 // Close closes the connections. Run must have returned.
 func (s *Scheduler) Close() error { return errors.Join(s.client.Close(), s.redis.Redis().Close()) }
 
-// Run fires the batches on time and works for their firings, until the context ends. It returns nil.
-// While Redis does not answer it tries again.
+// Run fires the batches on time and works for their firings, until the context ends, and through outages of Redis. It
+// returns nil.
 //
 // A batch's ticks begin when a scheduler that knows its schedule runs for the first time.
 func (s *Scheduler) Run(ctx context.Context) error {
@@ -158,8 +158,8 @@ func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqre
 // ErrOverlap is the error if a batch does not fire because another firing of it has not ended.
 var ErrOverlap = errors.New("batch: another firing has not ended")
 
-// Fire fires a batch now, by hand. A scheduler that runs does the firing's work. Two calls within
-// one second are one firing. The error may be ErrOverlap.
+// Fire fires a batch now, by hand. A running scheduler does the work. Two calls within one second are one firing. The
+// error may be ErrOverlap.
 func (s *Scheduler) Fire(ctx context.Context, batch string) (Firing, error) {
 	b, err := s.batch(batch)
 	if err != nil {

@@ -70,8 +70,8 @@ type Status struct {
 	FinishBy time.Time `json:"finish_by,omitzero"`      // Batch.FinishBy
 	Overdue  int       `json:"overdue" redis:"overdue"` // tasks that are expected to end after FinishBy
 
-	// DelayedBy is the error that delays the firing now; empty if none does. Reason is why the last task
-	// was rejected, or the firing refused.
+	// DelayedBy is the error that delays the firing now, if any. Reason is why the last task was rejected, or the
+	// firing refused.
 	DelayedBy    string    `json:"delayed_by,omitempty" redis:"delayed_by"`
 	DelayedSince time.Time `json:"delayed_since,omitzero"`
 	Reason       string    `json:"reason,omitempty" redis:"reason"`
@@ -239,7 +239,7 @@ func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, erro
 	for i := range all {
 		switch t := &all[i]; {
 		case t.Waiting == 0 || r.Want == wantPause: // as in status
-		case data == "": // nobody has looked yet
+		case data == "" && !r.Finish.IsZero(): // nobody has looked yet
 			t.Finish = t.Planned
 		case i < len(expected):
 			t.Finish = expected[i]

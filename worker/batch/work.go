@@ -62,8 +62,7 @@ func (s *Scheduler) work(ctx context.Context, b *compiled, f asynqredis.Firing) 
 	}
 }
 
-// renew renews the lease, also while a user's function takes long. It ends the context when the
-// lease is lost or soon runs out.
+// renew renews the lease, however long a user's function takes. It ends the context when the lease is (nearly) lost.
 func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 	last := time.Now()
 	for sleep(ctx, w.lease/5) {

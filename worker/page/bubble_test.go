@@ -143,8 +143,7 @@ func (slow) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPip
 	return next
 }
 
-// However Redis hangs, an action is answered within 2 s. What has not begun by then never does. Of the rest nobody
-// knows.
+// However Redis hangs, an action is answered within 2 s. What has not begun then never does; the rest may have.
 func TestActionsWaitForRedisInTime(t *testing.T) {
 	t.Parallel()
 	for want, of := range map[string]func(redis.Cmder) bool{

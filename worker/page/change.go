@@ -46,7 +46,7 @@ type action struct {
 	form                 url.Values
 	config               throttle.Policy // of the policy
 	state                control.State
-	claimed              atomic.Bool // whoever sets it decides: act does it, inTime gives it up
+	claimed              atomic.Bool // set by act, which goes on, or by inTime, which drops it
 }
 
 var (

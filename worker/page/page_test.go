@@ -205,8 +205,7 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	})
 }
 
-// Processes that go by policies of their own are told beside the version of the published ones. Where none were
-// published, these are no trouble.
+// Processes that go by policies of their own are told beside the published version: without one they are no trouble.
 func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		s := newSite(t, client)
@@ -377,8 +376,8 @@ func TestOperatorsChangeLimits(t *testing.T) {
 	})
 }
 
-// A removed policy for which somebody waits, and a queue that asynq's tools have paused, are told as what they are.
-// The policy idle is gone.
+// A removed policy for which somebody waits, and a queue that asynq's tools have paused, are told. The policy idle is
+// gone.
 func TestThePageSaysWhatWasRemovedAndPaused(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
 		s := newSite(t, client)

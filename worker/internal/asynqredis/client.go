@@ -134,8 +134,7 @@ func keys(queue string, names ...string) (all []string) {
 // IsNotFound reports whether a call that ends an attempt failed because the task is not active.
 func IsNotFound(err error) bool { return err != nil && strings.HasPrefix(err.Error(), "NOT FOUND") }
 
-// IsOutage reports whether a call failed that may succeed later: Redis did not answer, or answered
-// that it cannot serve now.
+// IsOutage reports whether a call failed that may succeed later: Redis did not answer, or cannot serve now.
 func IsOutage(err error) bool {
 	if err == nil || errors.Is(err, redis.ErrClosed) {
 		return false

@@ -164,10 +164,9 @@ func (c *Client) Fields(ctx context.Context, f Firing) (map[string]string, error
 	return c.redis.HGetAll(ctx, f.key("")).Result()
 }
 
-// Want asks for a firing to run, pause, be cancelled or be retried: run, pause, cancel or retry. It
-// reports false if that has no effect.
+// Want records what is wanted of a firing: run, pause, cancel or retry. It reports false if that has no effect.
 func (c *Client) Want(ctx context.Context, f Firing, want string) (bool, error) {
-	all := []string{f.key(""), f.batchKey("")}
+	all := []string{f.key(""), f.batchKey(""), f.key(":expected")}
 	n, err := c.run(ctx, "batch_want", f.Queue, all, want, f.Name()).Int()
 	return n == 1, err
 }

@@ -314,8 +314,7 @@ func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
 		}
 		s.wantFields([]string{"retry", "1", "1", "2"}, "phase", "round", "failed", "retried")
 		due, err := s.Due(s.Context(), queue, false, 10)
-		expect.That(s, err == nil && len(due) == 2 && due[0].Message.Retried() == 0 && due[0].Message.ID() == nightly.ID(0),
-			due, err)
+		expect.That(s, err == nil && len(due) == 2 && due[0].Message.Retried() == 0 && due[0].Message.ID() == nightly.ID(0), due, err)
 		schedule, err := s.Schedule(s.Context(), queue, nightly.Batch, "")
 		expect.That(s, err == nil && len(schedule.Open) == 1, schedule, err)
 	})

@@ -11,8 +11,7 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
-// The header of every script lists the keys and arguments that its code uses by number, in order, no other, and the
-// reply.
+// The header of every script lists the keys and arguments that its code uses by number, in order, and the reply.
 func TestHeadersOfScriptsSayWhatTheyUse(t *testing.T) {
 	files, err := filepath.Glob("lua/*.lua")
 	expect.Require(t, err == nil && len(files) != 0, files, err)

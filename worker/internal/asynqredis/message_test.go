@@ -48,8 +48,7 @@ func FuzzMessage(f *testing.F) {
 			expect.That(t, !protowireValid(b), written, "carries no reason")
 			return // what is no message stays as it is
 		}
-		expect.That(t, written.Type() == typename && written.ID() == id && written.LastError() == reason,
-			b, "became", written)
+		expect.That(t, written.Type() == typename && written.ID() == id && written.LastError() == reason, b, "became", written)
 		again := written.WithDenial(reason, at)
 		expect.That(t, bytes.Equal(again, written), written, "and, written again,", again)
 	})

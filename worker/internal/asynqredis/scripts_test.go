@@ -66,8 +66,7 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 		another := []asynqredis.WaitingTask{{ID: "a", JoinKey: "0123456789abcdef"}, {ID: "nobody", JoinKey: "0123456789abcdef"}}
 		arrange(append(s.waiting("b", "u"), another...), asynqredis.Move{To: asynqredis.Delete})
 		s.wantStates("a scheduled, c scheduled, d scheduled, v scheduled, w scheduled")
-		expect.Equal(t, s.redis.Exists(s.Context(), s.captured("u", unique).Lock).Val(), 0,
-			"the lock outlives its task")
+		expect.Equal(t, s.redis.Exists(s.Context(), s.captured("u", unique).Lock).Val(), 0, "the lock outlives its task")
 		arrange(append(s.waiting("d", "c", "v"), another...), asynqredis.Move{})
 		s.wantStates("a scheduled, c pending, d pending, v pending, w scheduled")
 		expect.Equal(t, s.redis.LRange(s.Context(), "asynq:{default}:pending", 0, -1).Val(), []string{"v", "c", "d"}, "pending, the next last")

@@ -71,12 +71,17 @@ func (j *Job) validate(hasID bool, env environ.Lookup) error {
 	if !isToken(j.Method) {
 		return fmt.Errorf("method %q: must be one word such as GET", Shorten(j.Method))
 	}
+	seen := map[string]bool{}
 	for name, value := range j.Headers {
 		h, err := newHeader(name, value, env)
+		key := http.CanonicalHeaderKey(name)
+		if err == nil && seen[key] {
+			err = fmt.Errorf("%s: is there twice: must be there once", key)
+		}
 		if err != nil {
 			return fmt.Errorf("headers: %w", err)
 		}
-		j.Headers[name] = h.Value
+		seen[key], j.Headers[name] = true, h.Value
 	}
 	return nil
 }

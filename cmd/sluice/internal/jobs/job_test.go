@@ -51,6 +51,7 @@ func TestBadJobsAreRefusedByLineAndField(t *testing.T) {
 		{`{"URL":"http://x/"}`, `j:1: unknown field "URL": did you mean "url"?`},
 		{`{"colour":"red"}`,
 			`j:1: unknown field "colour": must be one of id, tenant, method, url, headers, body, cost, max_retry, type`},
+		{`{` + good + `,"headers":{"X-a":"1","x-A":""}}`, `j:1: headers: X-A: is there twice: must be there once`},
 		{`{` + good + `,"url":"http://y/"}`, `j:1: field "url": is there twice: must be there once`},
 		{"\n\n{", `j:3: is not JSON: unexpected end of JSON input: must be one object on one line`},
 		{`[1]`, `j:1: [1]: must be an object such as {"tenant": "acme", "url": "https://example.com/"}`},

@@ -20,8 +20,7 @@ func TestATableFitsTheTerminal(t *testing.T) {
 	}
 	table.Flush()
 	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
-	expect.That(t, len(lines) == 6 && !strings.ContainsAny(b.String(), "\t\x1b\u202e"),
-		len(lines), "lines:", b.String())
+	expect.That(t, len(lines) == 6 && !strings.ContainsAny(b.String(), "\t\x1b\u202e"), len(lines), "lines:", b.String())
 	for _, line := range lines {
 		n := uniseg.StringWidth(line)
 		expect.That(t, n <= 60, n, "columns:", line)

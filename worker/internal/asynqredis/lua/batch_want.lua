@@ -1,23 +1,25 @@
 -- batch_want.lua: records what is wanted of a firing.
 --
--- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua)
+-- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua)  3 when its tenants are expected to end
 -- ARGV  1 run, pause, cancel, or retry (the failed tasks, if all are enqueued)  2 name of the firing
--- reply 1, or 0: it is gone, cancelled (but for cancel) or ended (but for retry); to retry: none failed, or enqueueing
+-- reply 1, or 0: it is gone; cancelled, and not to cancel; ended, and not to retry; to retry: none failed, or enqueueing
 
 local found = redis.call('HMGET', KEYS[1], 'phase', 'want', 'round', 'stopped')
-local phase, want = found[1], found[2]
-if not phase or want == 'cancel' and ARGV[1] ~= 'cancel' then return 0 end
-if ARGV[1] == 'retry' then
+local phase, want, retries = found[1], found[2], ARGV[1] == 'retry'
+local resumes = want == 'pause' and (retries or ARGV[1] == 'run')
+if not phase or want == 'cancel' and ARGV[1] ~= 'cancel' or phase == 'ended' and not retries then return 0 end
+if retries then
   local failed = tonumber(redis.call('HGET', KEYS[1], 'failed') or 0)
   if phase ~= 'ended' and phase ~= 'drain' or failed == 0 then return phase == 'retry' and 1 or 0 end
-  if want == 'pause' then redis.call('HSET', KEYS[1], 'aside', 1, 'again', 1) end
-  redis.call('HSET', KEYS[1], 'phase', 'retry', 'want', 'run', 'finished', 0, 'round', (found[3] or 0) + 1)
+  redis.call('HSET', KEYS[1], 'phase', 'retry', 'finished', 0, 'round', (found[3] or 0) + 1)
   redis.call('HSET', KEYS[2], ARGV[2], 'open')
-  return 1
+elseif resumes and found[4] == '1' then
+  redis.call('HSET', KEYS[1], 'stopped', 2) -- see status.go
 end
-if phase == 'ended' then return 0 end
-if want == 'pause' and ARGV[1] == 'run' then -- even during a resume: while it was paused, picks dropped tickets
-  redis.call('HSET', KEYS[1], 'aside', 1, 'again', 1, 'stopped', found[4] == '1' and 2 or found[4] or 0)
+if resumes then redis.call('HSET', KEYS[1], 'aside', 1, 'again', 1) end -- even if it resumes: picks dropped tickets
+if resumes or retries then -- what is expected is unknown, until a scheduler looks again
+  redis.call('HDEL', KEYS[1], 'expected', 'binds', 'overdue')
+  redis.call('SET', KEYS[3], 'null', 'XX', 'KEEPTTL')
 end
-redis.call('HSET', KEYS[1], 'want', ARGV[1])
+redis.call('HSET', KEYS[1], 'want', retries and 'run' or ARGV[1])
 return 1

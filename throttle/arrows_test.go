@@ -47,8 +47,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		"throttle/internal/script": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
 	} {
 		deps := goList(t, "-deps", module+"/"+pkg)
-		expect.That(t, slices.Contains(deps, "github.com/redis/go-redis/v9"),
-			pkg, "go list tells no dependencies", deps)
+		expect.That(t, slices.Contains(deps, "github.com/redis/go-redis/v9"), pkg, "go list tells no dependencies", deps)
 		for _, dep := range deps {
 			expect.That(t, !names(dep, words...), "package", pkg, "depends on", dep)
 		}

@@ -53,8 +53,7 @@ func (c *Caller) Counted(policy string) bool {
 	return c.Decision.Granted && !c.GaveBack.Load() && policy == c.Request.Policy
 }
 
-// Refused records that the upstream of a policy refused a call of the job, and for how long. Of
-// several refusals the longest counts.
+// Refused records that the upstream of a policy refused a call of the job, and for how long: the longest counts.
 func (c *Caller) Refused(policy string, retryIn time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -86,8 +86,7 @@ func (c *claims) takeIn(d time.Duration) {
 	}
 }
 
-// take takes for the claims, and hands them their tickets. After an error they join again, which tells
-// them what is wrong.
+// take takes for the claims, and hands them their tickets. After an error they join again, and learn what is wrong.
 func (c *claims) take() {
 	c.mu.Lock()
 	q := script.TakeRequest{Claims: c.taker.Claims, Max: min(len(c.waiting), MaxTake)}

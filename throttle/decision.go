@@ -39,8 +39,9 @@ type Decision struct {
 	// Granted says that the cost was taken from all windows, or by Peek would have been; if FailedOpen, uncounted.
 	Granted bool
 
-	// Latest is an upper bound of RetryIn, unless others join ahead, a limit is cut, or a Calendar window delays it by
-	// more than 8 resets. It equals RetryIn where that is exact, and is 0 where no bound is known, as BySlots.
+	// Latest is an upper bound of RetryIn, unless others join ahead, a limit is cut, the upstream pauses, or a
+	// Calendar window delays it by more than 8 resets. It is RetryIn where that is exact, and 0 where no bound is
+	// known, as BySlots.
 	Latest time.Duration
 
 	// Observed, if not nil, says why the request would have been denied, but for Policy.Observe.
@@ -70,8 +71,8 @@ type Decision struct {
 	// Tenant is the tenant of the request.
 	Tenant string
 
-	// Windows holds the state of every window after the decision, in the policy's order; nothing Used if a take's
-	// reply was lost. It is empty if FailedOpen, by Line.Join, and for tickets uncharged or of another policy version.
+	// Windows has the state of each window after the decision, in the policy's order; with 0 Used if a take's reply
+	// was lost. It is empty if FailedOpen, by Line.Join, and for tickets uncharged or of another version.
 	Windows []WindowState
 }
 
@@ -109,8 +110,7 @@ func (w WindowState) MarshalJSON() ([]byte, error) {
 	}{fields(w), w.Period.Seconds(), w.RetryIn.Seconds()})
 }
 
-// A ScopeValue identifies one count of a window: the attributes of its scope, in alphabetical
-// order, with their values.
+// A ScopeValue identifies one count of a window: its scope's attributes, in alphabetical order, with their values.
 type ScopeValue struct {
 	Attributes []string `json:"attributes"`
 	Values     []string `json:"values"` // one for each attribute

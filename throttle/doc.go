@@ -1,5 +1,4 @@
-// Package throttle reserves capacity in several named windows at once, by one Lua call in Redis: in
-// all of them, or in none.
+// Package throttle reserves capacity in several named windows at once, by one Lua call in Redis: in all or in none.
 //
 // A Policy guards one resource by any number of windows. A Limiter is asked for capacity:
 // Limiter.Reserve returns at once, Limiter.Wait waits in line until the cost fits, and Limiter.Peek

@@ -35,7 +35,7 @@ func (r Reservation) Hold(ctx context.Context) context.Context {
 	return work
 }
 
-// holdsFrom reports whether calls of a job hold slots of this policy or of one later in name order.
+// holdsFrom reports whether a job, or its calls, hold slots of this policy or of one later in name order.
 func (l *Limiter) holdsFrom(policy string, caller *Caller) (found bool) {
 	l.holds.Range(func(_, held any) bool {
 		h := held.(*hold)

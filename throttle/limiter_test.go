@@ -30,8 +30,7 @@ func TestReserveTakesFromAllWindowsOrNone(t *testing.T) {
 			throttle.Window{Name: "burst", Limit: 2, Period: 3 * s},
 		))
 		first := limitertest.Reserve(t, l, limitertest.Acme(2))
-		expect.Require(t, first.Granted && slices.Equal(limitertest.Used(first), []int64{2, 2}),
-			"the first 2 of 2", first)
+		expect.Require(t, first.Granted && slices.Equal(limitertest.Used(first), []int64{2, 2}), "the first 2 of 2", first)
 
 		denied := limitertest.Reserve(t, l, limitertest.Acme(1))
 		expect.That(t, !denied.Granted && denied.RetryIn == 3*s &&

@@ -142,8 +142,8 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 	return cmp.Or(failed, classify(ctx, cp.Name, err))
 }
 
-// Len returns how many tickets are in line, with the tickets of calls that wait in place. It is one short
-// command. Errors are Take's.
+// Len returns how many tickets are in line, calls that wait in place included, by one short command. Errors are
+// Take's.
 func (n *Line) Len(ctx context.Context) (int64, error) {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {

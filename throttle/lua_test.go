@@ -282,8 +282,7 @@ func TestScriptsUseNothingSpecial(t *testing.T) {
 			case lua.OP_SETGLOBAL:
 				t.Errorf("%s, line %d of %d: sets the global %s", name, line, strings.Count(text, "\n"), global)
 			case lua.OP_GETGLOBAL:
-				expect.That(t, slices.Contains(allowed, global) || read[global],
-					name, "line", line, "reads the global", global)
+				expect.That(t, slices.Contains(allowed, global) || read[global], name, "line", line, "reads the global", global)
 				read[global] = true
 			}
 		})

@@ -19,7 +19,7 @@ import (
 //   - Place: Line.Join has answered for a ticket.
 //   - Publication: package control has read a version of the published policies.
 //   - Refusal: Reservation.Pause has reported that an upstream refused a call.
-//   - Start: work begins, of a Limiter.Wait with a MaxWait of 0 or more, or as package worker calls a task's handler.
+//   - Start: work begins, of a Limiter.Wait that may wait, or as package worker calls a task's handler.
 //   - TakenTicket: a ticket left a policy's line with its capacity. It may be put back.
 type Observer func(event any)
 

@@ -328,8 +328,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 // binds returns Decision.Binds of a denial, or of a taken ticket.
 func (o *operation) binds(a script.Answer, d Decision) string {
 	p, starts := d.Pause, d.At.Add(d.RetryIn)
-	// A pause by hand still binds if the wait after it is no longer than the pause: by its end windows that seem full
-	// have room.
+	// A pause by hand still binds if the wait after it is no longer than the pause, which then delays for longest.
 	paused := p != nil && (!starts.After(p.Until) || p.ByHand && starts.Sub(p.Until) <= p.Until.Sub(d.At))
 	switch {
 	case d.RetryIn <= 0:

@@ -49,10 +49,10 @@ type Policy struct {
 	// Redis hangs they wait 5 seconds, or longer by the client's ReadTimeout, and as long again for a call under way.
 	FailOpen bool
 
-	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are spread
-	// evenly over the period, until no call was refused for the time of 600 calls, at least a minute and at most
-	// an hour. Later refusals lower the rate by an eighth, at most once in half a period or 30 seconds, down to a
-	// 64th of the limit. It then grows again. All workers adapt so, in the counts that UpstreamShared selects, by windows
+	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are spread evenly
+	// over the period, until no call was refused for the time of 600 calls, at least a minute and at most an hour.
+	// Later refusals lower the rate by an eighth, at most once in half a period or 30 s, the shorter, down to a 64th
+	// of the limit. It then grows again. All workers adapt so, in the counts that UpstreamShared selects, by windows
 	// of the shortest period; Calendar and Concurrency windows do not.
 	KeepRate bool
 
@@ -149,8 +149,8 @@ type Tenant struct {
 	Windows map[string]Override
 }
 
-// An Override replaces numbers of a window for one tenant. Zero fields keep the window's numbers. A
-// Burst that is the window's default follows the Limit.
+// An Override replaces numbers of a window for one tenant. Zero fields keep the window's. A Burst that is the default
+// follows the Limit.
 type Override struct {
 	Burst int64 `json:"burst,omitempty"` // Window.Burst, in units; of GCRA windows
 	Limit int64 `json:"limit,omitempty"` // Window.Limit, in units

@@ -19,17 +19,16 @@ type Request struct {
 	// Class says who goes first in line. The default is ClassLive.
 	Class Class
 
-	// Cost is how many of each unit the request takes: 0 to MaxLimit. The default is 1 of Requests,
-	// and 0 of other units.
+	// Cost is how many of each unit the request takes: 0 to MaxLimit. The default is 1 of Requests, and 0 of others.
 	Cost map[string]int64
 
 	// Deadline is a time by this machine's clock. A request that is denied or joins a line is refused, by a
-	// *DeniedError, if it cannot start before then, even if all leave but those of its tenant, attributes and queue.
-	// Limiter.Wait ignores it. The default, zero, is no limit.
+	// *DeniedError, if it cannot start before then, even if all leave but those of its tenant, class, attributes and
+	// queue. Limiter.Wait ignores it. The default, zero, is no limit.
 	Deadline time.Time
 
-	// Front lets a ticket join before the others of its tenant, attributes and queue. It is for a job
-	// that ran, failed and is retried.
+	// Front lets a ticket join before the others of its tenant, class, attributes and queue. It is for a job that has
+	// had its turn.
 	Front bool
 
 	// Key is data that Line.Take returns with the ticket: at most MaxKeyBytes bytes.
@@ -55,9 +54,9 @@ type Request struct {
 	// of the policy counts by it.
 	Tenant string
 
-	// Ticket identifies the work across calls: in a worker, the queue and the task ID. A request that
-	// is denied joins the policy's line under it, and starts when a server takes it by Line.Take. A
-	// request without a ticket, the default, joins no line, and is denied while tickets wait for the same.
+	// Ticket identifies the work across calls: in a worker, the queue and the task ID. A request that is denied joins
+	// the policy's line under it, and starts when a server takes it by Line.Take. A request without a ticket, the
+	// default, joins no line, and is denied while tickets wait at its scopes.
 	Ticket Ticket
 }
 

@@ -30,7 +30,7 @@ type Refund struct {
 	Windows     []WindowState // after it, in the policy's order
 }
 
-// Cancel gives back the units of the reservation that still count. It does so once, however often it is called. It
+// Cancel gives back the units of the reservation that still count. It does so once, however often it is called, and
 // ends a Hold. After an error the Hold goes on, and the units may still count: call it again. Errors are
 // Limiter.Reserve's.
 func (r Reservation) Cancel(ctx context.Context) (Refund, error) {

@@ -26,9 +26,9 @@ type ClientConfig struct {
 	// Limiter decides which policy matches a task, and has the policy's line. It is required.
 	Limiter *throttle.Limiter
 
-	// LimiterTimeout bounds a call to the limiter's Redis. A task, or 128 tasks of EnqueueBulk, take up to three such
-	// calls. A task that has not joined by then is enqueued as a plain one, and joins its line when a worker denies it.
-	// The next enqueues do not ask the limiter, for 100 ms to 1 s. The default is 250 ms.
+	// LimiterTimeout bounds a call by which tasks join. A task, or 128 tasks of EnqueueBulk, take up to three such
+	// calls. A task that has not joined by then is enqueued as a plain one (one of a batch stays scheduled), and
+	// joins its line when a worker denies it. The next 100 ms to 1 s no enqueue asks. The default is 250 ms.
 	LimiterTimeout time.Duration
 }
 

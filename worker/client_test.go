@@ -71,8 +71,8 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 	})
 }
 
-// What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too late already. MaxWait
-// and Backlog have no effect.
+// What asynq schedules for later is checked where it can be: a deadline before ProcessAt is too late. MaxWait and
+// Backlog do nothing.
 func TestTheClientRefusesWhatComesTooLate(t *testing.T) {
 	reset := sitetest.Policy(5, time.Hour)
 	reset.Name, reset.Match, reset.EarliestReset = "reset", []string{"reset"}, true

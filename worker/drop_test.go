@@ -14,8 +14,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// While asynq's Redis does not answer the sweep of a line, a caller waits no longer than its context, for the same
-// line or another.
+// While asynq's Redis does not answer the sweep of a line, a caller waits no longer than its context.
 func TestASweepHoldsUpNobodyForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		silent := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // a name would be looked up

@@ -39,8 +39,7 @@ func TestTasksAreGathered(t *testing.T) {
 		close(open)
 		callers.Wait()
 		synctest.Wait()
-		expect.That(t, len(commits) == 2 && commits[0] == 1 && commits[1] == 4,
-			"commits of", commits, "tasks, want 1 and then 4")
+		expect.That(t, len(commits) == 2 && commits[0] == 1 && commits[1] == 4, "commits of", commits, "tasks, want 1 and then 4")
 		for i := range 5 {
 			expect.That(t, all[i].request.Policy == "committed" && all[i].Err == nil,
 				"task", i, all[i].request.Policy, all[i].Err)

@@ -113,16 +113,14 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 }
 
 // Reserve reserves more for the job, for another call or by another policy, without a wait. A denial is a
-// *throttle.DeniedError. Policy, tenant and attributes default to the task's. A task that no policy matches must name
-// one.
+// *throttle.DeniedError. Policy, tenant and attributes default to the task's; without a match Policy is required.
 //
 // If a handler returns the denial its task is requeued, and keeps its retries. After the denial's RetryIn the task
 // joins the line of its own policy, at the front; or after a second, if it was denied a slot that may be given back
 // sooner. It then takes its own policy's cost again: call Cancel before you return, if its own call was not made.
 //
-// Slots of Concurrency windows are held until the handler returns, or until the reservation is
-// released or cancelled. The error is a *throttle.RequestError if the request cannot fit beside
-// the slots that the task itself took. Other errors are throttle.Limiter.Wait's.
+// Slots of Concurrency windows are held until the handler returns, or Release or Cancel. The error is a
+// *throttle.RequestError if the request cannot fit beside the task's own slots. Others are throttle.Limiter.Wait's.
 //
 // A second call by the task's own policy belongs into the task's cost. A window that is no Concurrency
 // window, and whose limit is too small for both calls, denies the second one at every attempt.
@@ -152,7 +150,7 @@ func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservatio
 	if deadline, ok := ctx.Deadline(); ok {
 		r.MaxHold = max(0, time.Until(deadline))
 	}
-	ctx = throttle.WithCaller(ctx, j.caller) // who notes the slots that the task holds
+	ctx = throttle.WithCaller(ctx, j.caller) // by which Wait finds the job's slots
 	d, err := j.limiter.Wait(ctx, r)
 	if never := j.neverFits(err); never != nil {
 		err = never

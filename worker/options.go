@@ -25,10 +25,10 @@ func MaxWait(d time.Duration) asynq.Option {
 	return option(func(e *enqueueTask) { e.request.MaxWait = d })
 }
 
-// Backlog is an option of the calls by which a Client enqueues. If n tasks of the same tenant, attributes
-// and queue are already in line, the task is refused with a *throttle.DeniedError, and not
-// enqueued. 0 is no limit. While the limiter's Redis does not answer, nothing is refused. A task
-// that a policy matches cannot have it with earliest_reset, ProcessAt, ProcessIn or Group.
+// Backlog is an option of the calls by which a Client enqueues. If n tasks of the same tenant, class, attributes and
+// queue are already in line, the task is refused with a *throttle.DeniedError, and not enqueued. 0 is no limit. While
+// the limiter's Redis does not answer, nothing is refused. A task that a policy matches cannot have it with
+// earliest_reset, ProcessAt, ProcessIn or Group.
 func Backlog(n int) asynq.Option { return option(func(e *enqueueTask) { e.request.Backlog = n }) }
 
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is expected to
@@ -48,8 +48,8 @@ type ExpectedStart struct {
 	// estimate by the rate at which workers took tasks of the queue in the last minute.
 	At time.Time
 
-	// Latest is an upper bound, unless others join that go before it, or a limit is cut. It equals At if that
-	// is exact, and is zero where no bound is known.
+	// Latest is an upper bound, unless others join that go before it, a limit is cut, or the upstream pauses. It
+	// equals At if that is exact, and is zero where no bound is known.
 	Latest time.Time
 
 	// Binds names what delays the task for longest, as in throttle.Place. It is empty if the task fits now.

@@ -91,8 +91,7 @@ func TestChecksOfAsynqsRedisHaveKinds(t *testing.T) {
 	expect.That(t, errors.Is(err, throttle.ErrUnavailable) && !errors.Is(err, throttle.ErrForbidden), "no Redis", err)
 }
 
-// Asynq says of a task without retries that these are used up, before anybody can tell it of the denial. Its log does
-// not.
+// Asynq says of a task without retries that these are used up, before it hears of the denial. Its log does not.
 func TestAsynqsLogKnowsNoDenials(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		s.Fill("acme")
@@ -118,8 +117,7 @@ func TestOptionsBelowZero(t *testing.T) {
 		"a backlog of -1:")
 	_, err = client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), worker.ReportStart(nil))
 	expect.That(t, err == nil, "it fits at once", err)
-	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1))), new(*throttle.DeniedError),
-		"it does not fit:")
+	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1))), new(*throttle.DeniedError), "it does not fit:")
 	_, err = client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), asynq.Group("g"))
 	expect.That(t, err != nil, "a task of a group never joins")
 }

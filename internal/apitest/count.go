@@ -55,8 +55,7 @@ func EstimatedCount(limit int, period time.Duration) Count {
 	}
 }
 
-// BucketCount is a token bucket that holds burst calls and refills at limit a period. A burst of 1
-// is a leaky bucket without a queue.
+// BucketCount is a token bucket of burst calls, refilled at limit a period. With a burst of 1 it is a leaky bucket.
 func BucketCount(limit int, period time.Duration, burst int) Count {
 	tokens, last := float64(burst), time.Duration(0)
 	return func(at time.Duration) bool {

@@ -7,8 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Hook is a redis.Hook that sees every command, and decides whether it is sent by calling next.
-// It does not see pipelines.
+// A Hook is a redis.Hook that sees every command, and sends it, or not, by calling next. It does not see pipelines.
 type Hook func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error
 
 // DialHook changes nothing.

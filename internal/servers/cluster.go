@@ -11,8 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// nodeTimeout is after what time without an answer the nodes of a Cluster suspect one of them. In a
-// Cluster without replicas it is a minute.
+// nodeTimeout is after how long without an answer nodes of a Cluster with replicas suspect one, else after a minute.
 const nodeTimeout = 1000 * time.Millisecond
 
 // A RedisCluster is a running Redis Cluster. The slots are spread evenly over its first nodes, the

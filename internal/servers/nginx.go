@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
-// A Zone is one limit_req of nginx: a leaky bucket that leaks Rate requests a second and, as it has
-// nodelay, takes Burst + 1 of them at once.
+// A Zone is one limit_req of nginx: a leaky bucket of Rate requests a second that, by nodelay, takes Burst + 1 at
+// once.
 type Zone struct{ Rate, Burst int }
 
 // An NginxProcess is a running nginx, a limiter by other people.
@@ -23,8 +23,7 @@ type NginxProcess struct {
 	dir string
 }
 
-// Nginx starts an nginx of its own on a free loopback port, with all zones in front of the address
-// of a server. It ends with the test.
+// Nginx starts an nginx of its own on a free loopback port, with all zones in front of a server, until the test ends.
 func Nginx(t testing.TB, upstream string, zones ...Zone) *NginxProcess {
 	t.Helper()
 	if _, err := exec.LookPath("nginx"); err != nil {

@@ -20,8 +20,7 @@ import (
 // being skipped where redis-server or nginx is not installed.
 const requireEnv = "SLUICE_REQUIRE_REDIS"
 
-// Redis starts a redis-server on a free loopback port, without persistence, with the further arguments
-// given. It ends with the test.
+// Redis starts a redis-server on a free loopback port, without persistence, with these arguments, for a test.
 func Redis(t testing.TB, args ...string) *Process {
 	t.Helper()
 	return started(t, func(dir string) (*Process, error) { return StartRedis(dir, args...) })

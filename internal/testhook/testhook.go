@@ -1,5 +1,4 @@
-// Package testhook lets tests hand a limiter its clock and edit its scripts, wherever they live, and
-// has a worker look for what they changed.
+// Package testhook lets tests hand a limiter its clock and edit its scripts, wherever they live, and wake a worker.
 package testhook
 
 import (

@@ -63,8 +63,7 @@ func grantsIn(text string) (grants []grant) {
 	return grants
 }
 
-// Runs are written by a letter each: f failed, s succeeded, k was killed in it. A digit before: asynq's count of
-// retries at its start.
+// Runs are written by a letter each: f failed, s succeeded, k was killed in it. A digit before: asynq's retries then.
 func runsOf(text string) (runs []run) {
 	retried := 0
 	for i, c := range text {

@@ -58,8 +58,7 @@ func TestJobsAndDisruptionsComeFromTheSeed(t *testing.T) {
 			seen[what], "of", len(jobs), "jobs:", what)
 	}
 	disruptions := makeDisruptions(3, length, 3*time.Second, 3)
-	expect.That(t, slices.Equal(disruptions, makeDisruptions(3, length, 3*time.Second, 3)),
-		"disruptions are not those of the seed")
+	expect.That(t, slices.Equal(disruptions, makeDisruptions(3, length, 3*time.Second, 3)), "disruptions are not those of the seed")
 	kinds := map[string]int{}
 	for _, b := range disruptions {
 		kinds[b.kind]++

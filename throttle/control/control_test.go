@@ -49,8 +49,7 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		expect.Equal(t, late.Policies(), want, "one that follows later has not at once what was published")
 
 		again, err := s.Publish(t.Context(), everything, version, anna)
-		expect.That(t, err == nil && again == version,
-			"the same policies, published again, have version", again, version, err)
+		expect.That(t, err == nil && again == version, "the same policies, published again, have version", again, version, err)
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 0)}, version, anna)
 		expect.Err(t, err, new(*throttle.PolicyError), "a limit of 0")
 		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna)

@@ -83,8 +83,7 @@ func TestARefusalIsLearnt(t *testing.T) {
 					return &http.Response{StatusCode: row.status, Header: h, Body: http.NoBody}, nil
 				})})
 			resp, err := get(throttle.WithCaller(t.Context(), job), rt, "http://upstream")
-			expect.Require(t, err == nil && resp.StatusCode == row.status,
-				"the answer is the caller's in any case:", err)
+			expect.Require(t, err == nil && resp.StatusCode == row.status, "the answer is the caller's in any case:", err)
 			retryIn, policy, refused := job.Refusal()
 			d := limitertest.Peek(t, limiter, throttle.Request{Policy: "api"})
 			if row.pause == 0 {

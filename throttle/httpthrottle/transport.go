@@ -193,7 +193,7 @@ func (t *Transport) identify(req *http.Request, caller *throttle.Caller) (thrott
 		}
 		r.Policy = cmp.Or(r.Policy, t.c.Policy, caller.Request.Policy)
 	} else {
-		// These are the job's, not the call's. A job waits in no line but its own policy's.
+		// These are the job's, not the call's. Its ticket is for the line of its own policy.
 		r.MaxHold, r.MaxWait, r.Ticket, r.Key, r.Front = 0, 0, throttle.Ticket{}, "", false
 		if t.c.Policy != "" && t.c.Policy != r.Policy {
 			if r.Policy != "" {

@@ -34,7 +34,7 @@ func (h *Heads) Note(s PolicyState) (starving []State) {
 		full := func(w throttle.WindowState) bool { return w.Remaining < max(1, t.Cost[w.Unit]) }
 		key := [2]string{s.Policy, t.flow.name}
 		first := h.all[key]
-		if !first.Oldest.Equal(t.Oldest) || first.flow.tag != t.flow.tag { // retries go before the oldest: it may stay
+		if !first.Oldest.Equal(t.Oldest) || first.flow.tag != t.flow.tag { // retries go first: the oldest may stay
 			first, h.all[key] = t, t
 		}
 		stood := t.At.Sub(first.At)

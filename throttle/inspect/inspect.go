@@ -24,8 +24,7 @@ const (
 	MaxPlan  = 400 * 24 * time.Hour // how far ahead plans and simulations look
 )
 
-// An Inspector looks at the lines of a limiter. It is safe for concurrent use. Its errors are those of
-// Limiter.Reserve.
+// An Inspector looks at the lines of a limiter. It is safe for concurrent use. Errors are Limiter.Reserve's.
 type Inspector struct{ limiter *throttle.Limiter }
 
 // Of returns an inspector of a limiter.

@@ -117,8 +117,8 @@ func (l *line) queues(ctx context.Context, all map[[2]string]QueueState) (names 
 	return names
 }
 
-// page returns about n of the flows that wait, behind a cursor that begins at 0, and the next cursor,
-// 0 at the end. A flow may come twice.
+// page returns about n flows, behind a cursor that begins at 0, and the next one, 0 at the end. A flow may come
+// twice.
 func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []flow, next uint64) {
 	l.try(ctx, func(client redis.UniversalClient, prefix string) (err error) {
 		var pairs []string

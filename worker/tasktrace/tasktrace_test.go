@@ -73,8 +73,7 @@ var enqueuer = trace.NewSpanContext(trace.SpanContextConfig{
 	TraceID: trace.TraceID{1, 2, 3}, SpanID: trace.SpanID{4, 5, 6}, TraceFlags: trace.FlagsSampled,
 })
 
-// A task's wait is a span of the trace in which it was enqueued, however it came to the worker, and its handler works
-// in that.
+// A task's wait is a span of the trace in which it was enqueued, however it came to the worker, as its handler.
 func TestWaitsAreSpans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opt := throttletest.InMemory(t)

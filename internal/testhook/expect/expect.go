@@ -1,5 +1,4 @@
-// Package expect has the checks of tests, of one line each. It imports nothing of Sluice, so that all
-// tests can use it.
+// Package expect has the checks of tests, of one line each. It imports nothing of Sluice: all tests can use it.
 package expect
 
 import (
@@ -78,8 +77,7 @@ func Contains(t TB, text, part string, about ...any) {
 	That(t, strings.Contains(text, part), append(about, fmt.Sprintf("%q is not in", part), text)...)
 }
 
-// Err fails the test unless an error is one, or is of the type to which a pointer was given, as
-// errors.Is and errors.As say.
+// Err fails the test unless an error is one, or of the type to which a pointer was given, by errors.Is and errors.As.
 func Err(t TB, err error, want any, about ...any) {
 	t.Helper()
 	one, ok := want.(error)

@@ -17,7 +17,7 @@
 -- Redis may lose the state and begin anew), and those of ARGV[1]. Policies are "VERSION JSON", an override
 -- and a pause "UNTIL JSON" (us).
 
--- go-redis has repeated the call, as the reply was lost. Others may have made changes since.
+-- go-redis may repeat a call whose reply was lost; others may have made changes since.
 for _, made in ipairs(redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 10)) do
   if made[2][2] == ARGV[6] then return {1, tonumber(made[2][4])} end
 end

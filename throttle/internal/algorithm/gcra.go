@@ -32,8 +32,8 @@ var GCRA = Algorithm{
 	},
 }
 
-// gcraRate returns the rate limit / (period + margin) as a reduced fraction: units in each span of
-// microseconds. The scripts rely on a span below 2^46.
+// gcraRate returns the rate limit / (period + margin) as a reduced fraction: units in each span of us, which the
+// scripts expect below 2^46.
 func gcraRate(w Window) (span, units int64) {
 	units, span = w.Limit, (w.Period + w.Margin).Microseconds()
 	divisor, rest := units, span

@@ -96,8 +96,8 @@ func TestCalendarIsNeverExceeded(t *testing.T) {
 				i, _ := slices.BinarySearchFunc(ticks, at, func(tick, at time.Time) int { return cmp.Or(tick.Compare(at), -1) })
 				return i
 			}
-			// most is the most units that an upstream can have counted in a span, if its clock is off by the margin
-			// at most.
+			// most is the most units that an upstream can have counted in a span, by a clock that is off by the
+			// margin.
 			most := func() int64 {
 				var most int64
 				for _, off := range []time.Duration{-w.Margin, 0, w.Margin} {

@@ -9,8 +9,7 @@ import (
 	"sync"
 )
 
-// edited returns one edit of many, and a function that returns an error if one of them has found
-// nothing to change: it was written for another text.
+// edited returns one edit of many, and a function that returns an error if one of them has found nothing to change.
 func edited(edits []func(string) string) (edit func(string) string, check func() error) {
 	var mu sync.Mutex
 	found := make([]bool, len(edits))

@@ -130,9 +130,8 @@ func (c counts) add(what, name, units, times string) {
 	c[what+name].add(units, times)
 }
 
-// Faults lists where the keys of a line count other tickets and units than wait in it: expected starts
-// go by these. (Who waits at a wrong node, or at none, is never taken.) A test's keys have a TTL only
-// where days are kept: withTTL.
+// Faults lists where the keys of a line count other tickets and units than wait in it: expected starts go by these.
+// (Who waits at a wrong node, or at none, is never taken.) Keys have a TTL only withTTL.
 func (st LineState) Faults(withTTL bool) (faults []string) {
 	tickets, flows, said, waits := st.Hashes["t"], st.Hashes["f"], counts{}, counts{}
 	scopes := map[string][]string{} // by flow, as suffixes

@@ -202,8 +202,7 @@ func Cancel(t TB, l *throttle.Limiter, r throttle.Reservation) throttle.Decision
 	return d
 }
 
-// TryCancel returns the refund in the form of a decision, so that tests compare all calls alike. It
-// is granted if this call cancelled the reservation.
+// TryCancel returns the refund in the form of a decision, to compare all calls: granted if this one cancelled it.
 func TryCancel(ctx context.Context, l *throttle.Limiter, r throttle.Reservation) (throttle.Decision, error) {
 	refund, err := l.Attach(r).Cancel(ctx)
 	return throttle.Decision{

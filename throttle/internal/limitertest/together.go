@@ -61,8 +61,7 @@ func (h *Hooked) call(ctx context.Context, c Call) (throttle.Decision, error) {
 	return h.Reserve(ctx, c.Request)
 }
 
-// Together makes calls of policy "p" that go to Redis in one batch, in order: behind a Peek, which
-// is held back until they have gathered.
+// Together makes calls of policy "p" that go to Redis in one batch, in order: behind a Peek that waits for them.
 func (h *Hooked) Together(t TB, calls ...Call) []throttle.Decision {
 	t.Helper()
 	decisions, errs := h.TryTogether(t, calls...)

@@ -134,8 +134,7 @@ func TestClaimsStartTheMomentTheyFit(t *testing.T) {
 	})
 }
 
-// A slot that is given back is a claim's at once if its own process held it, else within 100 ms, however long the
-// claim waited.
+// A slot that is given back is a claim's at once if its own process held it, else within 100 ms, after any wait.
 func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 	for _, row := range []struct {
 		name         string
@@ -201,8 +200,7 @@ func TestWaitGoesByItsPlaceInLine(t *testing.T) {
 	})
 }
 
-// A job that holds a slot could wait for itself, or for a job that waits for it. So it waits only once that is given
-// back.
+// A job that holds a slot could wait for itself, or for a job that waits for it. So it gives that back first.
 func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 	t.Parallel()
 	ways := map[string]func(context.Context, throttle.Reservation) error{

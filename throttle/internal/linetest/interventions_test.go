@@ -65,8 +65,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			}
 			for _, r := range []throttle.Request{st.of("d1"), st.without("d"), {Policy: "p", Tenant: "e"}} {
 				d := limitertest.Reserve(st, st.l, r)
-				expect.That(st, !d.Granted && d.RetryIn >= h-m && d.Binds == throttle.ByPause &&
-					d.Queued == (r.Ticket.ID != ""), d)
+				expect.That(st, !d.Granted && d.RetryIn >= h-m && d.Binds == throttle.ByPause && d.Queued == (r.Ticket.ID != ""), d)
 				expect.Contains(st, d.Reason(), ": paused until 01:00:00 UTC by hand: it is down, set by anna")
 			}
 			peeked := limitertest.Peek(st, st.l, st.without("d"))

@@ -79,8 +79,7 @@ func TestExpectedStartsAreKept(t *testing.T) {
 	})
 }
 
-// MaxWait refuses by the upper bound, Deadline by the lower, and a refusal changes nothing. They differ behind ten
-// tickets that cost 1 and 9.
+// MaxWait refuses by the upper bound, Deadline by the lower, and a refusal changes nothing. Both differ.
 func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	client := limitertest.Redis(t)
 	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
@@ -287,8 +286,7 @@ func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 	expect.Err(t, expect.ErrOf(st.l.Reserve(t.Context(), r)), new(*throttle.DeniedError))
 }
 
-// Tenants that are delayed by windows of their own make others expect to wait. But that misses no deadline: they may
-// start at once.
+// Tenants that are delayed by windows of their own make others expect to wait. But no deadline is missed by that.
 func TestDeadlineOfTicketsBehindThoseDelayedNarrower(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
 		throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, limitertest.SharedWindow(10, s)))

@@ -179,8 +179,8 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 	}
 }
 
-// After a limit has changed, a take looks at as many tenants as ever, however many wait at their own nodes. Further
-// takes look at the rest.
+// After a limit has changed, a take looks at as many tenants as ever, however many wait at their nodes, and further
+// ones at the rest.
 func TestATakeLooksAtSoManyWhateverHasChanged(t *testing.T) {
 	client := limitertest.Redis(t)
 	own := throttle.Window{Name: "own", Limit: 1, Period: h}

@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// The keys of a line are the same after every step if each call is repeated. No ticket is there twice, no units are
-// charged twice.
+// The keys of a line are the same after every step if each call is repeated: no unit is charged twice.
 func TestLineWithEveryCallRepeated(t *testing.T) {
 	windows := []throttle.Window{{Name: "own", Limit: 3, Period: 7 * s}, {Name: "all", Limit: 4, Period: 5 * s, Shared: true}}
 	client := limitertest.Redis(t)

@@ -15,8 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// A simulation says when the backlog would be done by other limits and weights, and what it says of the policy in
-// force comes true.
+// A simulation says when the backlog would be done by other limits. What it says of those in force comes true.
 func TestSimulateAnswersWhatIf(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {

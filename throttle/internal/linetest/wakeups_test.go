@@ -81,8 +81,7 @@ func wakeups(t *rapid.T, client *redis.Client) {
 	// look looks at everything again.
 	look := func(after string) {
 		take()
-		expect.Require(t, (next < 0) == (len(waits) == 0),
-			"after", after, len(waits), "wait, the line is asked again after", next)
+		expect.Require(t, (next < 0) == (len(waits) == 0), "after", after, len(waits), "wait, the line is asked again after", next)
 		if len(waits) == 0 {
 			return
 		}

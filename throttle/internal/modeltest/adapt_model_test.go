@@ -73,8 +73,8 @@ func (m *adaptModel) take(now float64) {
 	m.next = math.Ceil(math.Max(m.next, now-late) + spacing)
 }
 
-// refused notes that what was granted at `at` was refused, for `said` or, if that is 0, for an unknown time. It
-// returns the pause.
+// refused notes that what was granted at `at` was refused, for `said`, or 0 for an unknown time, and returns the
+// pause.
 func (m *adaptModel) refused(now, at, said float64) float64 {
 	known := now < m.free
 	if known && at <= m.last {

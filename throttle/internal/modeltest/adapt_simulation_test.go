@@ -141,8 +141,8 @@ func mean(run func(seed uint64) []float64) []float64 {
 	return sums
 }
 
-// Against APIs that count differently all jobs succeed, with few refusals after two periods, and most of the limit is
-// used.
+// Against APIs that count differently all jobs succeed, with few refusals after two periods, and by most of the
+// limit.
 func TestAdaptingToAnotherWayToCount(t *testing.T) {
 	for name, count := range map[string]func() apitest.Count{
 		"an estimate over two buckets":   func() apitest.Count { return apitest.EstimatedCount(apiLimit, apiPeriod) },

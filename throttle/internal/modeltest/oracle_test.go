@@ -102,8 +102,7 @@ func sequence(t *rapid.T, client *redis.Client) {
 		real := c.US.Load()
 		before := limitertest.Dump(t, client)
 		d, err := l.Reserve(t.Context(), r)
-		expect.Require(t, d.Granted || maps.Equal(before, limitertest.Dump(t, client)),
-			"a denial changed Redis", d, err)
+		expect.Require(t, d.Granted || maps.Equal(before, limitertest.Dump(t, client)), "a denial changed Redis", d, err)
 		if m.neverFits(r) {
 			expect.Err(t, err, new(*throttle.RequestError), "a cost that never fits")
 			return

@@ -18,7 +18,7 @@ const (
 	// maxGroupWindows bounds the windows that the requests of one call read: a call blocks Redis.
 	maxGroupWindows = 512
 
-	// callTimeout ends the repeats of a call. A hanging one ends by the client's ReadTimeout. Its callers may give up.
+	// callTimeout ends the repeats of a call. A hanging call ends by the client's ReadTimeout; its callers may go.
 	callTimeout = 5 * time.Second
 )
 
@@ -211,8 +211,7 @@ func (r Request) cancel(at int64) Request {
 	return Request{Op: Cancel, ID: r.ID, At: at, Settings: r.Settings, Keys: r.Keys, Cost: r.Cost}
 }
 
-// cancelLost returns the request that gives back what Redis may have granted although the answer was lost,
-// and the caller got an error.
+// cancelLost returns the request that gives back what Redis may have granted to callers whose answer was lost.
 func (r Request) cancelLost(a Answer) (cancel Request, ok bool) {
 	switch {
 	case a.seq == 0 || errors.As(a.Err, new(redis.Error)):

@@ -44,8 +44,7 @@ func TestRequestsDuringACallAreSentTogether(t *testing.T) {
 			for j, r := range c.requests {
 				expect.Equal(t, r.ID, fmt.Sprint(at), "call", i, "request", j)
 				got := callers[at]
-				expect.That(t, got.done && got.err == nil && got.answers[0].At == int64(j+1),
-					"caller", at, got.answers, got.err)
+				expect.That(t, got.done && got.err == nil && got.answers[0].At == int64(j+1), "caller", at, got.answers, got.err)
 				at++
 			}
 		}
@@ -118,8 +117,7 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 		}
 		synctest.Wait()
 		f.open() // they were granted, and it is cancelled
-		expect.That(t, stays.done && stays.err == nil && stays.answers[0].At == 7,
-			"the caller that stayed", stays.answers, stays.err)
+		expect.That(t, stays.done && stays.err == nil && stays.answers[0].At == 7, "the caller that stayed", stays.answers, stays.err)
 		next := askIn(t, g, p, reserveAs("next"))
 		f.open()
 		f.open()

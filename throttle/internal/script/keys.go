@@ -10,8 +10,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// The keys that this file makes, of a line and of package usage. A line's hash tag lets one script call reach all of
-// its keys. PREFIX is throttle.Config.Prefix:
+// Keys of a line and of package usage. A line's hash tag lets one call reach all of its keys. PREFIX is
+// throttle.Config.Prefix:
 //
 //	PREFIXsluice:{LINE}:w:ATTRIBUTES:VALUES   the windows of one scope
 //	PREFIXsluice:{LINE}:q                     the line's count; a call names it
@@ -20,7 +20,7 @@ import (
 //
 // LINE is the policy's name, followed by the shard if there are several: NAME/3of4.
 //
-// The scripts derive every other key: see lua/decide.lua, lua/verbs.lua, lua/line.lua and lua/line_order.lua.
+// The scripts make every other key: see lua/decide.lua, lua/verbs.lua, lua/line.lua and lua/line_order.lua.
 //
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data, and
 // escaped: no name can collide with another or reach beyond its own key.
@@ -126,7 +126,7 @@ func ParseFlow(flow string) (queue string, batch bool, mark string, values []str
 }
 
 // Escape writes a name with only letters, digits and _ . - ~ %. Its result is never "-", which stands for an empty
-// word between spaces.
+// word.
 func Escape(s string) string {
 	if s == "-" {
 		return "%2D"

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
-// needed are the commands that scripts and this package call, Reset aside, with harmless arguments. The
-// letters s, h and z stand for keys of these types, which exist only during the check.
+// needed are the commands that scripts and this package call, Forget aside, with harmless arguments. The letters s, h
+// and z stand for keys of these types, which exist only during the check.
 var needed = []any{
 	"set s 1 PX 1000", "get s", "getrange s 0 1", "mget s", "exists s", "expire s 1", "time",
 	"hset h a 1", "expire h 1", "hmget h a", "hgetall h", "hlen h", "hscan h 0", "hdel h b",
@@ -20,8 +20,7 @@ var needed = []any{
 	"del s h z",
 }
 
-// preflight calls each command in ARGV, with keys that begin with KEYS[1], and replies with the ones that failed and
-// why.
+// preflight calls each command in ARGV, with keys that begin with KEYS[1], and replies which ones failed and why.
 var preflight = redis.NewScript(`
 local refused = {}
 for i = 1, #ARGV do

@@ -31,8 +31,8 @@ const (
 // Slots is Answer.Binds of a ticket that fits, and waits for a handler slot.
 const Slots = -1
 
-// An Answer answers a request. All times are microseconds by the clock of Redis. The fields that calls
-// carry as JSON have tags.
+// An Answer answers a request. Times are microseconds by the clock of Redis. Fields that calls carry as JSON have
+// tags.
 type Answer struct {
 	Status  int64         `json:"-"`
 	At      int64         `json:"-"`       // when this was decided; when it was granted, if it was before

@@ -26,8 +26,8 @@ const (
 	Expect    = "expect"    // answers when a ticket, or the last of a flow, may start, else when costs fit
 )
 
-// A Request is one request of a call. Times and durations are microseconds. The fields that calls carry as
-// JSON have tags.
+// A Request is one request of a call. Times and durations are microseconds. Fields that calls carry as JSON have
+// tags.
 type Request struct {
 	Op       string   `json:"-"`
 	ID       string   `json:"id,omitempty"`       // of the reservation, 16 hex digits

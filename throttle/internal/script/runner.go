@@ -25,8 +25,8 @@ type Runner struct {
 	// Edit, if not nil, changes the text of every script: for tests.
 	Edit func(text string) string
 
-	// Called, if not nil, is called after each call of the script "decide" or "take". n is the number of
-	// requests, or of tickets taken.
+	// Called, if not nil, is called after each call of the script "decide" or "take". n counts requests, or tickets
+	// taken.
 	Called func(ctx context.Context, line, script string, n int, took time.Duration, err error)
 
 	made sync.Map // *redis.Script, by name and algorithms
@@ -35,8 +35,7 @@ type Runner struct {
 // NewID returns 16 random hex digits.
 func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
-// call makes one call of the named script for a process, and reads the reply. A repeated call has the same sequence
-// number.
+// call makes one call of the named script for a process, and reads the reply. A repeated call has the same number.
 //
 // While a slot of a Cluster is migrated, its old node has some of the keys and its new node the others. A script that
 // derives keys would fail halfway on the old node, and find empty windows on the new one. A second key that never

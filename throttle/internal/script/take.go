@@ -35,8 +35,7 @@ func (q TakeRequest) arguments() []any {
 // A Taker takes from one line, one call at a time. A take whose reply was lost is not acknowledged: the next one
 // repeats it, with its sequence number, and gets the same tickets. It is safe for concurrent use.
 type Taker struct {
-	// Claims is the queue of calls that wait in place. Nobody else has it: names that are data are
-	// escaped, and hold no "!".
+	// Claims is the queue of calls that wait in place. Nobody else has it: escaped names hold no "!".
 	Claims string
 
 	take func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error)

@@ -52,7 +52,7 @@ func TestAPausedQueueKeepsItsPlaces(t *testing.T) {
 	})
 }
 
-// Who has learnt that a queue is paused, from its line or from its pending tasks, takes nothing for it until it is
+// Who has learnt that a queue is paused, from its line or its pending tasks, takes nothing for it until it is
 // checked.
 func TestNobodyTakesForAPausedQueue(t *testing.T) {
 	for _, row := range []struct {
@@ -309,8 +309,7 @@ func TestQueuesAreAskedByTheirWeights(t *testing.T) {
 	})
 }
 
-// A take is acknowledged by the next, or after 2.5 s by a call of its own, once its tasks are picked: nobody puts
-// them back.
+// A take is acknowledged by the next, or after 2.5 s by a call of its own, once its tasks are picked: none goes back.
 func TestTakesAreAcknowledged(t *testing.T) {
 	inBubble(t, of(perHour(100)), nil, func(b *bench) {
 		b.wait("default", "a", "b", "c")

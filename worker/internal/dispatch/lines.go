@@ -32,14 +32,14 @@ const (
 
 var never = time.Unix(math.MaxInt32*1000, 0) // a time that does not come
 
-// A queueSet is the queues that are asked together: all of them, or one with strict priorities.
+// A queueSet is the queues that are asked together: all, or with strict priorities one.
 type queueSet struct {
 	queues  []string
 	takesOf []string // the queues that a take names: these, and the queues of more important sets
 
 	goesFirst bool // its pending tasks go before less important sets: its queues are looked at in every round
 
-	sinceTurn   int              // tasks from lines, less the ones that turns of pending tasks have made up for
+	sinceTurn   int              // tasks from lines, less tasksPerPending for each turn of a pending task
 	lines       map[string]*line // by name
 	lookAt      time.Time        // when to look for pending tasks again, after there were none
 	virtualTime float64          // the start tag of the line whose turn was last
@@ -153,7 +153,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.noteServed(taken.Tickets)
 	l.appointment, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// A take sent then arrives no sooner than the ticket fits, even if up to transitMost faster than this one.
+		// A take sent then finds that the ticket fits, even if it arrives up to transitMost faster than this one.
 		l.appointment = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.appointment
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// The reply to a pick is lost. Its tasks are active, and no server has them. The pick is repeated, before any other,
-// until it is answered.
+// The reply to a pick is lost. Its tasks are active, and no server has them. It is repeated first, until it is
+// answered.
 func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
@@ -270,8 +270,7 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 		b.wait("default", "a", "b", "c", "d")
 		call := b.asynq.NewCall()
 		message := b.message("default", "a").Message
-		b.ok(expect.ErrOf(b.asynq.Pick(b.Context(), "default", call,
-			[]asynqredis.WaitingTask{{ID: "a", JoinKey: message.JoinKey()}})))
+		b.ok(expect.ErrOf(b.asynq.Pick(b.Context(), "default", call, []asynqredis.WaitingTask{{ID: "a", JoinKey: message.JoinKey()}})))
 		b.want("ran", b.run(1), "[b]")
 		b.want("in line", b.inLine(), "[c d]")
 		time.Sleep(time.Millisecond) // it is refunded in the background

@@ -77,8 +77,7 @@ func workOfClient(s *sitetest.Site) {
 	scheduler.Shutdown()
 }
 
-// firesABatch has a scheduler enqueue tasks, pause and resume their firing, and tell how far it is. It returns how
-// many tasks there are.
+// firesABatch has a scheduler enqueue tasks, pause and resume their firing, and tell how far it is: so many tasks.
 func firesABatch(s *sitetest.Site) (n int) {
 	s.Helper()
 	of := expect.Got(batch.Template{Type: "x", Count: 3}.Tasks())(s)

@@ -54,8 +54,7 @@ func TestWorkersClocksAreOff(t *testing.T) {
 	}
 }
 
-// ahead is the clock of one worker, by what it hands to Redis of asynq's: when tasks come back, and until when it
-// forwards.
+// ahead is the clock of one worker, by what it hands to asynq's Redis: when tasks come back and it forwards.
 type ahead struct{ by time.Duration }
 
 func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {

@@ -108,8 +108,7 @@ func (r *recorder) wantCalls(t *testing.T, want map[string]string, seeTo string)
 	}
 }
 
-// A recorder notes the script calls that concern a task or the active ones. A task's ID is "id of NAME", and its type
-// is NAME.
+// A recorder notes script calls that concern a task or the active ones. A task's ID is "id of NAME", its type NAME.
 type recorder struct {
 	mu    sync.Mutex
 	calls map[string]string
@@ -162,8 +161,7 @@ func (r *recorder) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessH
 	call := fmt.Sprintf("%s keys %s args %s", sha, strings.Join(texts[:n], " "), strings.Join(texts[n:], " | "))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	short := strings.NewReplacer(
-		"id of "+name, "ID", "asynq:{default}:unique:"+name+":", ":unique:TYPE:", "asynq:{default}:", ":")
+	short := strings.NewReplacer("id of "+name, "ID", "asynq:{default}:unique:"+name+":", ":unique:TYPE:", "asynq:{default}:", ":")
 	r.calls[name] = short.Replace(call)
 	return nil
 }

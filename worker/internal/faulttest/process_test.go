@@ -221,8 +221,7 @@ func TestWorkerIsKilled(t *testing.T) {
 	}
 }
 
-// A worker ends by a signal, and leaves no goroutine behind. Tasks in its handlers go back, denied ones wait, none
-// loses a retry.
+// A worker ends by a signal, and leaves no goroutine behind. Tasks in handlers go back, denied ones wait.
 func TestWorkerIsTerminated(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		ids := []string{"a", "b", "c", "d", "e", "f"}

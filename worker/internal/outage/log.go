@@ -18,7 +18,7 @@ const (
 	overAfter = 20 * time.Second
 
 	// tolerance is how long answers may be late, and how far the clock of Redis may be set back, before that is an
-	// outage: a busy host misses time limits, and clocks of a failover differ by less. Other errors are one at once.
+	// outage: a busy host misses time limits, and clocks of a failover differ by less. Other errors log at once.
 	tolerance = 2 * time.Second
 )
 

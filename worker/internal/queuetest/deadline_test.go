@@ -17,8 +17,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// wantLate fails unless the task was archived by a DeniedError, told once to the user's ErrorHandler, and not to
-// IsFailure.
+// wantLate fails unless the task was archived by a DeniedError, told once to the ErrorHandler, and not to IsFailure.
 func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 	s.Helper()
 	s.WaitState(asynq.TaskStateArchived, id)
@@ -52,8 +51,7 @@ func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("hasty"), asynq.MaxRetry(retries), asynq.Timeout(time.Second))
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("in time"), asynq.MaxRetry(retries), asynq.Deadline(deadline.Add(3*time.Hour)))
 				s.WaitState(asynq.TaskStateScheduled, "hasty", "in time")
-				expect.That(t, len(s.Runs()) == 0 && len(s.Denials()) == 3,
-					"ran", s.Runs(), len(s.Denials()), "denials")
+				expect.That(t, len(s.Runs()) == 0 && len(s.Denials()) == 3, "ran", s.Runs(), len(s.Denials()), "denials")
 				s.WaitUsed(1)
 				for _, key := range keys { // of windows; a line's keys came with the two
 					expect.That(t, s.Redis.Exists(t.Context(), key).Val() == 1, key, "is gone")

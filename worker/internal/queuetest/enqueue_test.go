@@ -195,8 +195,7 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 	})
 }
 
-// The limiters of a client and its server have different lines: tasks start two minutes late, and the log says why,
-// once a queue.
+// The limiters of a client and its server have different lines: tasks start two minutes late, as the log says once.
 func TestAClientWithAnotherLimiterIsNoticed(t *testing.T) {
 	policy := sitetest.Policy(1000, time.Minute)
 	renamed := policy

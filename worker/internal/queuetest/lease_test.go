@@ -43,8 +43,7 @@ func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 	})
 }
 
-// A handler whose lease cannot be renewed is stopped before its slot can be granted to another: with cut connections
-// and hung renewals.
+// A handler whose lease cannot be renewed is stopped before its slot can be granted, by cuts or hung renewals.
 func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -73,8 +72,7 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 				begun := time.Now()
 				<-ctx.Done()
 				expect.Equal(t, context.Cause(ctx), throttle.ErrLeaseLost, "the handler's context ended by")
-				expect.Equal(t, time.Since(begun), sitetest.StoppedAfter(row.lease),
-					"told after", "with a lease of", row.lease)
+				expect.Equal(t, time.Since(begun), sitetest.StoppedAfter(row.lease), "told after", "with a lease of", row.lease)
 				told.Store(true)
 				stalled.Store(false)
 				proxy.Mend()

@@ -138,8 +138,7 @@ func TestAMachineThatDiesWithANudgeOrTicketsDelaysThemBriefly(t *testing.T) {
 	})
 }
 
-// A machine dies while it runs a task. It uses a retry if asynq's heartbeat has seen it run, as with asynq, else
-// none.
+// A machine dies while it runs a task. It uses a retry only if asynq's heartbeat has seen it run.
 func TestATaskOfAMachineThatDiesGoesBack(t *testing.T) {
 	for ran, want := range map[time.Duration]int{2 * time.Second: 0, 8 * time.Second: 1} {
 		t.Run(ran.String(), func(t *testing.T) {

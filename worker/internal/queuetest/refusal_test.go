@@ -144,8 +144,7 @@ func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
 	})
 }
 
-// A handler that wants a refusal to cost a retry says so. (For an error with a pause see
-// TestAJobMayPauseItsPolicyAndFail.)
+// A handler that wants a refusal to cost a retry says so. (With a pause: TestAJobMayPauseItsPolicyAndFail.)
 func TestARefusalMayTakeARetry(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {

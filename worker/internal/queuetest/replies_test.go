@@ -120,8 +120,7 @@ func TestTwoAsynqsByOneLimiter(t *testing.T) {
 	})
 }
 
-// asynq's Redis comes back empty, while the limiter's has kept its lines. Tasks run at once, whichever client
-// enqueues first.
+// asynq's Redis comes back empty, while the limiter's has kept its lines. Tasks run at once, whoever enqueues first.
 func TestAnAsynqThatComesBackEmpty(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values("the new client", "the old client"), func(t *testing.T, first string) {
 		limits, s := sitetest.NewInBubble(t, sitetest.Shared(1000, time.Second)), sitetest.NewInBubble(t)

@@ -43,8 +43,8 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 	})
 }
 
-// An old grant cannot be reserved again while the limiter is silent. If the policy fails open the task runs, and the
-// old slot is given back.
+// An old grant cannot be reserved again while the limiter is silent. If the policy fails open it runs, and gives back
+// the old slot.
 func TestAnOldGrantOfAPolicyThatFailsOpenHoldsNoSlot(t *testing.T) {
 	p := sitetest.AtOnce(10)
 	p.FailOpen = true

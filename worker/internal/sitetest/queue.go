@@ -19,8 +19,7 @@ func (s *Site) WantStates(queue string, pending, scheduled int) {
 	ctx := context.Background()
 	key := "asynq:{" + queue + "}:"
 	p, n := int(s.Redis.LLen(ctx, key+"pending").Val()), int(s.Redis.ZCard(ctx, key+"scheduled").Val())
-	expect.That(s, p == pending && n == scheduled,
-		"queue", queue, p, "pending and", n, "scheduled, want", pending, "and", scheduled)
+	expect.That(s, p == pending && n == scheduled, "queue", queue, p, "pending and", n, "scheduled, want", pending, "and", scheduled)
 	expect.Equal(s, len(s.Redis.Keys(ctx, key+"t:*").Val()), pending+scheduled, "queue", queue, "tasks that are stored")
 }
 

@@ -24,8 +24,7 @@ func Cluster(t *testing.T) (addr string) {
 	return addr
 }
 
-// OnCluster reports whether tests that run on real Redis run on a Redis Cluster instead. It is asked
-// for by the environment variable SLUICE_CLUSTER.
+// OnCluster reports whether tests that run on real Redis run on a Redis Cluster instead, by SLUICE_CLUSTER.
 func OnCluster() bool { return os.Getenv("SLUICE_CLUSTER") != "" }
 
 // Dialed makes clients with these options.
@@ -52,8 +51,7 @@ func Connect(o *redis.Options) redis.UniversalClient {
 	})
 }
 
-// unnotified keeps a client from asking Redis for notices of its maintenance. Each client needs a
-// config of its own, as it writes to it.
+// unnotified keeps a client from asking Redis for notices of its maintenance. Each client writes to its config.
 func unnotified() *maintnotifications.Config {
 	return &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 }

@@ -1,5 +1,4 @@
-// Package sitetest has what tests of a worker share: servers, clients and logs on a Redis, what
-// they granted and ran, and faults between them.
+// Package sitetest has what tests of a worker share: servers, clients and logs on a Redis, what they ran, and faults.
 package sitetest
 
 import (
@@ -164,8 +163,7 @@ func (s *Site) Idle() *worker.Server {
 	return server
 }
 
-// Calm has a server ask as seldom as by asynq's defaults. In a bubble a second of a server that asks
-// more often takes milliseconds.
+// Calm has a server ask as seldom as by asynq's defaults. In a bubble a second of others takes milliseconds.
 func Calm(c *asynq.Config, _ *worker.Config) { c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, 0 }
 
 // Quick is for servers that look for work as often as the project's figures are stated for.

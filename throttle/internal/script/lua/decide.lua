@@ -80,7 +80,7 @@ local verbs = {
   join = function(r, list, now, fits, earlier_status)
     local line = call.line or once(extras, call).line_of(r)
     if earlier_status == 3 and not line.flow_name(r.ticket) then -- a server has taken it since
-      return 3, call.now, now, now
+      return 3, now, now, now
     end
     call.dirty = true
     local status, at, low, high, binds, nudge = line.join(r, list, now, earlier_status)
@@ -110,7 +110,7 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  if r.paused and r.paused <= now then -- it has ended: a free request that reserved only for it is exempt
+  if r.paused and r.paused <= now then -- over: a free request, which reserves only due to it, is exempt
     r.paused = nil
     local joined_before = record and byte(record, 8 * count) == 3
     if op == 'reserve' and settings and settings.free and r.at == 0 and not joined_before then op = 'exempt' end

@@ -12,7 +12,7 @@
 --   q          "tickets rank": how many tickets are in the line, and the last rank given, less ZERO or
 --              FRONT of line_join.lua. Without the key there is no line
 --   l          "time limits": `limits` is the policy's text, by which all takes since `time` have looked at the
---              line; "-" if the texts of takes differed
+--              line; "-" if the texts of takes differed, or after a Reset
 --   t          hash: ticket "QUEUE/ID" -> "RANKcosts [!]|VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
@@ -48,16 +48,15 @@
 --   k          sorted set: processes by the time of a take that they have not acknowledged
 --   k:PROCESS  string: what the process took last
 -- A line without tickets has no keys but k, k:PROCESS and s:SUFFIX. Keys expire 400 days after their last change, as
--- a ticket may wait as long as its task; k:PROCESS without tickets after a minute, s:SUFFIX with its windows.
+-- a ticket may wait as long as its task; k:PROCESS if empty or of claims after a minute, s:SUFFIX with its windows.
 --
 -- new_line(call) -> L. It reads each field of a hash at most once. Changes are noted, and written at the end
 -- (line_write.lua, which adds to L). Only calls that find a line, or join one, make L. line_units and
 -- line_appointments are tables; each other file but line_write has a new_..., mostly called by `once`.
 --
--- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if windows count by no
--- attribute but the tenant, and those of the calls that wrote the line did not either. call.batches is true if
--- batches have a record, or join. In a take, if batches wait or several queues do, L.order is the table of
--- line_order.lua.
+-- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no window counts by
+-- another attribute than the tenant, nor did one of a call that wrote the line. call.batches is true if batches have
+-- a record, or join. In a take, if batches wait or several queues do, L.order is the table of line_order.lua.
 
 local function new_line(call)
   local P, now = call.P, call.now
@@ -68,12 +67,11 @@ local function new_line(call)
   end
   local fields, written = {t = {}, f = {}, u = {}, z = {}}, {t = {}, f = {}, u = {}, z = {}}
   local nodes, flows = {}, {}
-  local count, rank = match(call.waiting or '0 0', '^(%d+) (%d+)$')
-  count = count + 0
+  local tickets, rank = match(call.waiting or '0 0', '^(%d+) (%d+)$')
   -- With the functions below at most 32 fields: more make the table twice as large.
   local L = {
     call = call, ttl = '34560000', order = false, rank = rank + 0,
-    tickets = count, stored = count,    -- now, and in Redis
+    tickets = tickets + 0, stored = tickets + 0, -- now, and in Redis
     fields = fields, written = written, -- of the hashes
     nodes = nodes, flows = flows, queues = {},
     limits = ARGV[4],                   -- the text of the policy, which differs if the limits do
@@ -106,12 +104,12 @@ local function new_line(call)
   end
 
   local function new_queue(name, record)
-    local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33 -- "!"; alone: batches of the queue ""
+    local claims, batch = byte(name) == 33 and #name > 1, byte(name, -1) == 33 -- "!"; "!" itself: batches of queue ""
     if batch then call.batches = true end
-    local asked, n, weights, first, last, server, since, taken, count, priority, rescan, v, units = match(
+    local asked, n, weights, first, last, server, since, taken, n_flows, priority, rescan, v, units = match(
       record, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S*) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
     local q = { -- at most 32 fields with those of line_fair.lua, as more make the table twice as large
-      claims = claims, batch = batch, asked = asked + 0, weights = weights + 0, flows = count + 0,
+      claims = claims, batch = batch, asked = asked + 0, weights = weights + 0, flows = n_flows + 0,
       first = first + 0, last = last + 0, server = server, since = since + 0, taken = taken + 0,
       priority = priority + 0, rescan = rescan,
       dues = {}, dues_key = 'd:' .. name, -- when nodes are due, by suffix (line_places.lua)

@@ -1,8 +1,8 @@
 -- line_appointments.lua: when servers ask a line next.
 --
--- A server that gets fewer tickets than it could run gets an appointment: a time to ask again. `first` and
--- `last` of a queue's record are the first and the last appointment. Idle servers would all ask when the
--- next ticket fits, so their appointments are SPACING apart.
+-- A server for which no further ticket fits gets an appointment: a time to ask again. `first` and `last` of a queue's
+-- record are the first and the last appointment. Idle servers would all ask when the next ticket fits, so their
+-- appointments are SPACING apart.
 --
 -- `since` of a queue's record is the time since which every take has left tickets that fit, 0 if the last
 -- one did not. `taken` is the number of tickets taken since then, about: after a minute the older half is forgotten.

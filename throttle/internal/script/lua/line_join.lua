@@ -99,8 +99,8 @@ local function new_join(L)
   end
 
   -- somebody_waits returns whether tickets other than `id` delay the request: tickets that wait at its scopes.
-  -- Without a shared window ROOT is no such scope: tickets wait there for slots, and the request has one. Instead,
-  -- the first ticket of its flow delays it, if that ticket's costs differ and fit no more. Tickets of a batch delay a
+  -- Without a shared window ROOT is no such scope: tickets wait there for a slot, which the request has. Instead, the
+  -- first ticket of its flow delays it, if that ticket's costs differ and fit no more. Tickets of a batch delay a
   -- live request only if it owes them room.
   local function somebody_waits(r, id)
     local batch, flow_name = r.batch, id and L.flow_name(id)
@@ -177,7 +177,7 @@ local function new_join(L)
     end
   end
 
-  -- join puts the ticket of a request in line. It returns what a verb does (decide.lua), then 1 to wake a server.
+  -- join puts the ticket of a request in line. It returns what a verb does (decide.lua).
   local function join(r, list, at, earlier_status)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)

@@ -4,10 +4,10 @@
 --
 -- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later if live ones wait.
 --
--- Of a take's sides, the one with the least tag at ROOT is served, and no other one while it waits for a window. A
--- take also leaves room for a side of another server that goes first: if that side's ticket does not fit yet, and no
--- window has leases, until LATE after the ticket fits; else from LATE before to LATE after the server's next
--- appointment. After it the side saves up no turns. A batch that live tickets delay catches up at narrower scopes.
+-- Of a take's sides, the one with the least tag at ROOT is served; while that waits for a window, no other is. A take
+-- also leaves room for a side of another server that goes first: while its ticket does not fit and no window has
+-- leases, until LATE after that fits; else within LATE of its server's next appointment. Later it saves up no turns.
+-- A batch that live tickets delay catches up at narrower scopes.
 --
 -- Key, behind the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
@@ -271,7 +271,8 @@ local function new_order(L, names, strict)
     end
     standings.mixed = standings.both and (live or entry.class == LIVE)
     standings.v, standings.changed = max(standings.v, v), true
-    account.tag = account.tag + max(2 * account.tag / MOST, fair.part_of(scope, costs.windows) / entry.weight)
+    local least = 2 * account.tag / MOST -- doubles round: less might not move it
+    account.tag = account.tag + max(least, fair.part_of(scope, costs.windows) / entry.weight)
     standings.tags[flow.queue] = account.tag
     if entry.class == LIVE then return 0 end
     local longest, until_next = delay, 0

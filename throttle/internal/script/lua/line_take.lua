@@ -29,7 +29,7 @@ local function new_take(L)
         for i = 1, #flow.suffixes do suffixes[#suffixes + 1] = flow.suffixes[i] end
       end
     end
-    node.list, list.whole, list.more = list, #ids < n, #ids == n or several and ids[1] -- whole: n:NODE is read
+    node.list, list.whole, list.more = list, #ids < n, #ids == n or several and ids[1] -- whole: all read; more: more may follow
     node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key)
     scopes.read(call, suffixes)
     places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
@@ -187,8 +187,8 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as they may let in more: of each queue some in
-  -- each take, until its `rescan` is "-". A scan begins when the clock was set back, else once in CHANGES us
-  -- at most: a take by other limits before then puts "-" into the key l, and the first take after these us scans.
+  -- each take, until its `rescan` is "-". A scan begins when the clock was set back, else once in CHANGES us at most:
+  -- a take by other limits sooner puts "-" into the key l, and once these us and a scan are over, a take scans.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

@@ -25,14 +25,14 @@
 local call = read_policy()
 local SEQ_MS = '60000' -- for which the number of a call is known
 local LOST = 5000000   -- us after which a take counts as lost
-local PUT_BACK = '4'   -- lost takes that one call puts back
+local PUT_BACK = '4'   -- lost takes one call puts back, at most
 
 local P, now, first = call.P, call.now, 6
 local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
 local own_key = P .. 'k:' .. process
 call.waiting = redis.call('GET', P .. 'q')
 
--- remember writes the record of this call. `tickets` has what it took, from tickets[2] on; tickets[1] is the head.
+-- remember writes the record of this call. `tickets` has what it took, from tickets[2] on; tickets[1] its beginning.
 local function remember(next_time, tickets, ttl)
   tickets[1] = pack7(seq) .. pack7(now) .. pack7(next_time) .. id_base
   redis.call('SET', own_key, concat(tickets), 'PX', ttl)

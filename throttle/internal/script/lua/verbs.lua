@@ -117,7 +117,7 @@ local function new_verbs(call)
     return costs
   end
 
-  -- refund gives back units taken at a time, but not after now: then the clock was set back, and no state has them.
+  -- refund gives back units of a time up to now. Of a later one no state has any: the clock was set back.
   local function refund(algorithm, st, now, at, units, id)
     if units > 0 and at <= now then algorithm.give_back(st, now, at, units, id) end
   end

@@ -71,8 +71,8 @@ type Decision struct {
 	// Tenant is the tenant of the request.
 	Tenant string
 
-	// Windows has the state of each window after the decision, in the policy's order; with 0 Used if a take's reply
-	// was lost. It is empty if FailedOpen, by Line.Join, and for tickets uncharged or of another version.
+	// Windows has each window's state after the decision, in the policy's order; with 0 Used if a take's reply was
+	// lost. It is empty if FailedOpen, by Line.Join, and for tickets uncharged or of another policy version.
 	Windows []WindowState
 }
 

@@ -120,7 +120,7 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 // doubles that while refusals go on. With KeepRate, or if no window that the refusal applies to has a Period, the
 // pause is DefaultPause. Policy.MaxPause bounds every pause.
 //
-// Pause returns the refusal's effect, empty if it was merged with an earlier one. Errors are Limiter.Reserve's.
+// Pause returns the refusal's effect, empty if an earlier one covers it. Errors are Limiter.Reserve's.
 func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause string) (Refusal, error) {
 	switch {
 	case r.limiter == nil:

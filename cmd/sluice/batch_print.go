@@ -30,7 +30,7 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 	if err != nil {
 		return err
 	}
-	return c.showEnd(p.Overdue > 0, p, func() {
+	return c.showEnd(p.Overdue > 0 || p.Total > 0 && p.Finish.IsZero(), p, func() {
 		fmt.Fprintf(c.Stdout, "%v\n\n", p)
 		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED END", "OVERDUE")
 		for _, tenant := range p.Tenants {

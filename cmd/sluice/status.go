@@ -199,7 +199,7 @@ func printState(w io.Writer, s policyStatus) {
 			queue = "-"
 		}
 		t.Row(tenantText(tenant), queue, tenant.Class, tenant.Waiting, since(tenant.Oldest, s.At), startText(tenant),
-			tenant.Weight, fmt.Sprintf("%.3g%%", 100*tenant.Share), windowsText(tenant), heldText(tenant, s.PolicyState))
+			tenant.Weight, fmt.Sprintf("%.3g%%", 100*tenant.Share), windowsText(tenant), otherText(tenant, s.PolicyState))
 	}
 	t.Flush()
 	if s.more {
@@ -280,8 +280,8 @@ func notes(s inspect.State) (notes []string) {
 	return notes
 }
 
-// heldText lists the notes of a tenant that do not hold for all tenants.
-func heldText(t inspect.State, s inspect.PolicyState) string {
+// otherText lists the notes of a tenant that are not those of all.
+func otherText(t inspect.State, s inspect.PolicyState) string {
 	shared := notes(s.State)
 	other := slices.DeleteFunc(notes(t), func(note string) bool { return slices.Contains(shared, note) })
 	if t.Exempt {

@@ -139,8 +139,8 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 	return s, nil
 }
 
-// find returns the flows of a page, and the next cursor, 0 at the end. A tenant that does not wait has one without
-// tickets.
+// find returns the flows of a page, and the next cursor, 0 at the end. Of a tenant that does not wait it returns one
+// without tickets.
 func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]flow, uint64) {
 	if q.Tenant == "" {
 		return l.page(ctx, cursor, min(cmp.Or(q.Limit, MaxLimit), MaxLimit))

@@ -59,7 +59,7 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	}
 	m.grants = counter("grants_total", "Requests granted: at once, from the line, or uncounted as the policy fails open.",
 		"policy", "source")
-	m.denials = counter("denials_total", "Requests denied, by the window that denied for longest.", "policy", "by")
+	m.denials = counter("denials_total", "Requests denied, by what denied for longest.", "policy", "by")
 	m.observed = counter("observed_denials_total", "Requests that an observing policy would deny, by window.",
 		"policy", "by")
 	m.observedWait = histogram("observed_wait_seconds", "How long these requests would wait.", forWaits, "policy")

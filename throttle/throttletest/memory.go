@@ -64,9 +64,8 @@ func (m Memory) Client(t testing.TB) *redis.Client {
 // MakeRedisClient returns a client. The caller, such as asynq, closes it.
 func (m Memory) MakeRedisClient() any { return redis.NewClient(m.Options()) }
 
-// NewLimiter returns a limiter in memory, which logs to the test's output. In a bubble of
-// testing/synctest it goes by the bubble's clock: time.Sleep brings the next window, and waits take no
-// time. Outside of one it goes by the real clock.
+// NewLimiter returns a limiter in memory, which logs to the test's output. In a bubble of testing/synctest it goes by
+// the bubble's clock: time.Sleep brings the next window, and waits take no time; else by the real clock.
 func NewLimiter(t testing.TB, policies ...throttle.Policy) *throttle.Limiter {
 	t.Helper()
 	l, err := throttle.New(throttle.Config{

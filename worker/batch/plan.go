@@ -27,9 +27,9 @@ type Plan struct {
 	Total    int      `json:"total"` // tasks that the batch has
 	Duration Duration `json:"duration"`
 
-	// Finish is when the last task is expected to end, or to start if the Duration is unknown. It is zero if
-	// that is not within inspect.MaxPlan. Binds is what the last task waits for the longest: a window, or
-	// throttle.BySlots; empty if it waits for nothing.
+	// Finish is when the last task is expected to end, or to start if the Duration is unknown. It is zero if no task
+	// can be enqueued, or that is not within inspect.MaxPlan. Binds is what the last task waits for the longest: a
+	// window, or throttle.BySlots; empty if it waits for nothing.
 	Finish time.Time `json:"finish,omitzero"`
 	Binds  string    `json:"binds,omitempty"`
 

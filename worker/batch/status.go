@@ -100,7 +100,7 @@ type record struct {
 	Phase    string `redis:"phase"`
 	Want     string `redis:"want"`
 	Outcome  State  `redis:"outcome"`
-	Aside    bool   `redis:"aside"`  // waiting tasks are set aside; it stays while the field `again` (batch_want.lua) is 1
+	Aside    bool   `redis:"aside"`  // waiting tasks are set aside; not cleared while `again` (batch_want.lua) is 1
 	Closes   int64  `redis:"closes"` // s: no task is picked from then until the next hours
 	Index    int    `redis:"index"`
 	Tenant   int    `redis:"tenant"`

@@ -18,7 +18,7 @@ func (p Plan) finish() string {
 	case p.Total == 0:
 		return "there is nothing to do"
 	case p.Finish.IsZero():
-		return "the last is not expected to end within 400 days"
+		return "no end is known: the tasks cannot be enqueued, or the last ends after 400 days"
 	}
 	text := "the last is expected to end at " + moment(p.Finish) + because(p.Binds)
 	if p.Duration.From == "" {
@@ -44,7 +44,7 @@ func because(binds string) string {
 func (p Plan) verdict() string {
 	deadline := moment(p.FinishBy)
 	switch {
-	case p.FinishBy.IsZero():
+	case p.FinishBy.IsZero() || p.Overdue == 0 && p.Finish.IsZero():
 		return ""
 	case p.Overdue == 0 && len(p.Unknown) > 0:
 		return "\nAs far as is known, all of them end before finish_by, " + deadline + "."

@@ -13,7 +13,7 @@ import (
 // sweepAgainMost is the longest delay between two sweeps.
 const sweepAgainMost = 30 * time.Second
 
-// pause takes the tasks of the firing out of their lines, again until none of them runs, as running ones may come
+// pause takes the tasks of the firing out of their lines, and again until none of them runs, as running ones may come
 // back.
 func (w *work) pause(ctx context.Context, r record) error {
 	if r.Phase == phaseNew || r.Aside && (w.sweepDelay < 0 || time.Since(w.swept) < w.sweepDelay) {

@@ -18,8 +18,8 @@ var spans = []struct {
 	Of   time.Duration
 }{{"30m", 30 * time.Minute}, {"6h", 6 * time.Hour}, {"24h", usage.HistorySpan}}
 
-// Run records how many tasks wait, every 10 s until ctx ends. Processes that grant and have a
-// usage.Counter record that, too, with what they grant.
+// Run records how many tasks wait, every 10 s until ctx ends. Processes with a usage.Counter record that, too, with
+// what they grant.
 func (p *Page) Run(ctx context.Context) {
 	defer usage.New().Start(p.config.Limiter)()
 	<-ctx.Done()

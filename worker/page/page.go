@@ -33,16 +33,15 @@ type Config struct {
 	// Client looks up tasks, and drops them. The default, nil, does neither. The caller closes it.
 	Client *worker.Client
 
-	// Control keeps overrides, pauses and the log of changes, which the page then shows. The default,
-	// nil, shows none.
+	// Control keeps overrides, pauses and the log of changes, which the page shows. The default, nil, shows none.
 	Control *control.Store
 
 	// Inspector finds the queues in which Client looks for a task's ID, paused queues, and servers. The default,
 	// nil, finds none. The caller closes it.
 	Inspector *asynq.Inspector
 
-	// Limiter has the policies that the page shows. It is required. The page shows grants if the
-	// processes that grant have a usage.Counter.
+	// Limiter has the policies that the page shows. It is required. The page shows grants if processes have a
+	// usage.Counter.
 	Limiter *throttle.Limiter
 
 	// Logger gets sign-ins, changes and errors. The default is slog.Default().

@@ -35,8 +35,11 @@ type status struct {
 
 // Text is the status in plain words. Word may end in a comma or colon: the page shows it in bold before How.
 func (s status) Text() string {
-	word := strings.TrimRight(s.Word, ",:")
-	if s.How == "" || s.Trouble == fine && s.Word != word || strings.HasPrefix(s.How, "by ") || strings.HasPrefix(s.How, "asks ") {
+	word := s.Word
+	if s.Trouble != fine || s.How == "" {
+		word = strings.TrimRight(word, ",:")
+	}
+	if s.How == "" || strings.ContainsAny(word, ",:") || strings.HasPrefix(s.How, "by ") || strings.HasPrefix(s.How, "asks ") {
 		return strings.TrimSpace(word + " " + s.How)
 	}
 	return word + ": " + s.How

@@ -82,8 +82,7 @@ type view struct {
 	history map[string][]usage.Point
 }
 
-// controlled has what operators have put in force, the newest changes, and the processes by the policies
-// that they run.
+// controlled has what operators have put in force, the newest changes, and the processes by the policies they run.
 type controlled struct {
 	InForce   control.State
 	Changes   []control.Change

@@ -101,8 +101,8 @@ func (w *Worker) Enqueue(task *asynq.Task, opts ...asynq.Option) worker.Expected
 	return start
 }
 
-// Drain returns when no task waits, runs or is to be retried. The test fails if that takes longer
-// than the time given, by the clock of the test.
+// Drain returns when no task waits, runs or is to be retried. The test fails if that takes longer than the given time
+// of its clock.
 func (w *Worker) Drain(within time.Duration) {
 	w.t.Helper()
 	begun := time.Now()

@@ -69,11 +69,11 @@ hold.hidden = false;
 hold.addEventListener('click', () => {
   const holding = hold.getAttribute('aria-pressed') !== 'true';
   hold.setAttribute('aria-pressed', String(holding));
-  if (!holding && latest !== null) {
-    show(latest);
-    latest = null;
-  }
-  say(holding ? 'Held still' : 'Live', false);
+  const live = events.readyState === EventSource.OPEN && document.getElementById('down') === null;
+  if (holding) say('Held still', false);
+  else if (latest === null) say(live ? 'Live' : 'Not live', !live);
+  else show(latest);
+  latest = null;
 });
 
 const events = new EventSource('./live?' + content.dataset.news);

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-go/sluice/internal/words"
 )
 
-// A Table aligns cells. It cuts them to fit the width of a terminal, but none to less than 12 columns of it.
+// A Table aligns cells. It cuts them to fit a terminal's width, but none to under 12 characters.
 type Table struct {
 	Width int // at most, in columns of a terminal; 0 for no bound
 

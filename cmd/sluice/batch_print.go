@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
-// plan prints when a firing would be done. If some tasks would be overdue, it fails.
+// plan prints when a firing would be done. If some tasks would be overdue, or no end is known, it fails.
 func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f batch.Firing) error {
 	o := batch.PlanOptions{At: f.Tick, Limits: map[string]int64{}}
 	for _, flag := range c.Limits {

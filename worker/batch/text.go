@@ -18,7 +18,7 @@ func (p Plan) finish() string {
 	case p.Total == 0:
 		return "there is nothing to do"
 	case p.Finish.IsZero():
-		return "no end is known: the tasks cannot be enqueued, or the last ends after 400 days"
+		return "no end is known: some tasks cannot be enqueued, or the last ends after 400 days"
 	}
 	text := "the last is expected to end at " + moment(p.Finish) + because(p.Binds)
 	if p.Duration.From == "" {

@@ -45,8 +45,7 @@ func isSilent(err error) bool {
 		errors.Is(err, io.EOF) || errors.As(err, new(net.Error))
 }
 
-// remember returns the answer to a question, which it asks unless somebody just did. With an error it
-// returns the value of the last answer.
+// remember returns the answer to a question, which it asks unless somebody just did; on an error the last one.
 func remember[T any](r *recent, ctx context.Context, key string, ask func(context.Context) (T, error)) (T, error) {
 	a, ours := r.answer(key)
 	if ours {

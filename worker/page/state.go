@@ -39,7 +39,7 @@ func (s status) Text() string {
 	if s.Trouble != fine || s.How == "" {
 		word = strings.TrimRight(word, ",:")
 	}
-	if s.How == "" || strings.ContainsAny(word, ",:") || strings.HasPrefix(s.How, "by ") || strings.HasPrefix(s.How, "asks ") {
+	if s.How == "" || word != strings.TrimRight(word, ",:") || strings.HasPrefix(s.How, "by ") || strings.HasPrefix(s.How, "asks ") {
 		return strings.TrimSpace(word + " " + s.How)
 	}
 	return word + ": " + s.How

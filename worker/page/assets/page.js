@@ -69,11 +69,12 @@ hold.hidden = false;
 hold.addEventListener('click', () => {
   const holding = hold.getAttribute('aria-pressed') !== 'true';
   hold.setAttribute('aria-pressed', String(holding));
-  const live = events.readyState === EventSource.OPEN && document.getElementById('down') === null;
-  if (holding) say('Held still', false);
-  else if (latest === null) say(live ? 'Live' : 'Not live', !live);
-  else show(latest);
+  if (latest !== null) show(latest);
   latest = null;
+  const lost = document.getElementById('down') !== null;
+  if (holding) say('Held still', false);
+  else if (events.readyState === EventSource.OPEN) say(lost ? 'Lost' : 'Live', lost);
+  else events.onerror();
 });
 
 const events = new EventSource('./live?' + content.dataset.news);

@@ -90,7 +90,7 @@ func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
 	defer f.server.Close()
 	if f.state.Version == 0 {
 		if err := f.limiter.SetPolicies(policies); err != nil {
-			return inputError{err}
+			return err
 		}
 	}
 	scheduler, err := batch.NewScheduler(f.server.Opt, batch.Config{
@@ -187,11 +187,7 @@ func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Fir
 // perhaps none runs elsewhere.
 func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.Firing, verb batchVerb) error {
 	if verb.request != nil {
-		err := verb.request(s, ctx, f)
-		if errors.Is(err, batch.ErrNoFiring) {
-			return inputError{err}
-		}
-		if err != nil {
+		if err := verb.request(s, ctx, f); err != nil {
 			return err
 		}
 	}

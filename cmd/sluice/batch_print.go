@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-go/sluice/worker/batch"
 )
 
-// plan prints when a firing would be done. If some tasks would be overdue, or no end is known, it fails.
+// plan prints when a firing would be done. If tasks would be overdue or rejected, or no end is known, it fails.
 func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f batch.Firing) error {
 	o := batch.PlanOptions{At: f.Tick, Limits: map[string]int64{}}
 	for _, flag := range c.Limits {
@@ -30,7 +30,7 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 	if err != nil {
 		return err
 	}
-	return c.showEnd(p.Overdue > 0 || p.Total > 0 && p.Finish.IsZero(), p, func() {
+	return c.showEnd(p.Overdue+p.Rejected > 0 || p.Total > 0 && p.Finish.IsZero(), p, func() {
 		fmt.Fprintf(c.Stdout, "%v\n\n", p)
 		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED END", "OVERDUE")
 		for _, tenant := range p.Tenants {

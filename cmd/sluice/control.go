@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -42,6 +41,7 @@ type outcome struct {
 	Changed  bool   `json:"changed"`
 	Changes  string `json:"changes,omitempty"` // of the policies
 	Count    int    `json:"count,omitempty"`
+	Override string `json:"override,omitempty"` // of all tenants, in force beside what was published
 	Replaces string `json:"replaces,omitempty"` // the earlier override or pause, and who made it
 	Version  int64  `json:"version,omitempty"`
 	Until    string `json:"until,omitempty"`
@@ -75,9 +75,6 @@ func (c *ControlCommand) change(name, usage, args string, do action, flags ...cl
 			defer f.server.Close()
 			c.args = cmd.Args()
 			out, err := do(ctx, f)
-			if errors.As(err, new(*throttle.PolicyError)) || errors.As(err, new(control.InputError)) {
-				return inputError{err}
-			}
 			if err != nil {
 				return err
 			}

@@ -112,10 +112,8 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		asynqs := asynq.RedisClientOpt{Addr: client.Options().Addr}
 		policies := valueOf(policyfile.Load(d.path("policies.yml")))(t)
 		policies[0].Windows[1].Limit = 1
-		limiter, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
-		must(t, err)
-		tasks, err := worker.NewClient(asynqs, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
-		must(t, err)
+		limiter := valueOf(throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies}))(t)
+		tasks := valueOf(worker.NewClient(asynqs, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute}))(t)
 		defer tasks.Close()
 		for i := range 6 {
 			id := worker.Identity{Tenant: []string{"acme", "zeta"}[i%2]}
@@ -123,8 +121,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 			must(t, errOf(limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: id.Tenant})))
 		}
 		wait := func() int64 {
-			n := valueOf(limiter.Line("api").Len(t.Context()))(t)
-			return n
+			return valueOf(limiter.Line("api").Len(t.Context()))(t)
 		}
 		says(run("drop", "api", "acme"), `tenant "acme" of api: would archive 3 waiting tasks. Nothing is changed: --yes does it.`)
 		equal(t, wait(), 6, "wait after a preview")
@@ -152,7 +149,8 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		// Of a policy that was removed, what is in force can be ended.
 		d.write("other.yml", strings.ReplaceAll(controlled, "name: api", "name: other"))
 		says(run("limits", "publish", d.path("other.yml"), "--why", "renamed"), "published version ")
-		says(run("limits", "set", "other", "pace", "--limit", "9", "--why", "x"), "published version ") // forgets api
+		says(run("limits", "set", "other", "pace", "--limit", "5", "--for", "2h", "--why", "x"), "other: pace 5 until ")
+		says(run("limits", "set", "other", "pace", "--limit", "9", "--why", "x"), "; still in force for all tenants: pace 5 until ") // forgets api
 		says(run("limits", "clear", "api", "acme", "--why", "gone"), `tenant "acme" of api has no override any more`)
 		run("limits", "clear", "api", "acme", "--why", "x").want(t, exitBadInput, `policy "api": must be one of other`)
 		// Policies that this program cannot read can be replaced, and others' pauses ended.
@@ -171,8 +169,7 @@ func TestDropSaysWhatAsynqDoesNotKeep(t *testing.T) {
 	t.Parallel()
 	d := newLiveWorkspace(t, livePolicies)
 	client := throttletest.Client(t, d.addr)
-	tasks, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter, LimiterTimeout: time.Minute})
-	must(t, err)
+	tasks := valueOf(worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter, LimiterTimeout: time.Minute}))(t)
 	defer tasks.Close()
 	for range 4 { // one of them fits
 		must(t, errOf(tasks.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil))))

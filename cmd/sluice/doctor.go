@@ -36,7 +36,7 @@ func (m *Main) doctorCommand() *cli.Command {
 			if ctx.Err() != nil {
 				return errInterrupted
 			}
-			if errors.As(err, &inputError{}) || errors.As(err, &usageError{}) {
+			if isBadInput(err) {
 				return err
 			}
 			d.Findings = append(d.Findings, findings...)

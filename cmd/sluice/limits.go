@@ -140,7 +140,10 @@ func (m *Main) limitsSet() *cli.Command {
 			return outcome{}, err
 		}
 		out, err := c.publish(ctx, f, policies, f.state.Version)
-		out.Policy = c.policy
+		out.Policy, out.Override = c.policy, f.state.Describe(control.Overridden, c.policy, "")
+		if out.Override != "" {
+			out.text += "; still in force for all tenants: " + out.Override
+		}
 		return out, err
 	}
 	return c.change("set", "change the numbers of a window", "POLICY WINDOW", set,

@@ -17,6 +17,9 @@ import (
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/environ"
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
+	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/worker/batch"
 )
 
 func main() {
@@ -49,6 +52,13 @@ func badInput(format string, args ...any) error { return inputError{fmt.Errorf(f
 type usageError struct{ error }
 
 func badUsage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+// isBadInput reports whether nothing was run because of what the user gave.
+func isBadInput(err error) bool {
+	var unknownTopic cli.ExitCoder // of the help
+	return errors.As(err, &inputError{}) || errors.As(err, &usageError{}) || errors.As(err, &unknownTopic) ||
+		errors.As(err, new(*throttle.PolicyError)) || errors.As(err, new(control.InputError)) || errors.Is(err, batch.ErrNoFiring)
+}
 
 // errShown sets the exit code alone: the command's output says what failed.
 var errShown = errors.New("failed, as the output says")
@@ -121,8 +131,7 @@ func (m *Main) Run(ctx context.Context, args []string) int {
 	for line := range strings.Lines(err.Error()) {
 		fmt.Fprintf(m.Stderr, "sluice: %s\n", strings.TrimSuffix(line, "\n"))
 	}
-	var fromLibrary cli.ExitCoder // such as for an unknown help topic
-	if errors.As(err, &inputError{}) || errors.As(err, &fromLibrary) {
+	if isBadInput(err) {
 		return exitBadInput
 	}
 	return exitFailed

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -70,9 +69,6 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	now, then, err := inspect.Of(f.limiter).Simulate(ctx, changed, overrides...)
-	if errors.As(err, new(*throttle.PolicyError)) {
-		return inputError{err}
-	}
 	if err != nil {
 		return err
 	}

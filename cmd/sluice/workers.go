@@ -90,11 +90,9 @@ func (f *fleet) look(ctx context.Context, file string) (err error) {
 	default:
 		policies, f.source = f.file, file+", as none are published"
 	}
-	if err := f.limiter.SetPolicies(policies, f.state.Removed...); err != nil {
-		return inputError{err}
-	}
+	err = f.limiter.SetPolicies(policies, f.state.Removed...)
 	f.limiter.SetInterventions(rest)
-	return nil
+	return err
 }
 
 // inForce is connect for a command that needs policies.

@@ -24,7 +24,8 @@ type Plan struct {
 	Queue string    `json:"queue"`
 	Tick  time.Time `json:"tick"`
 
-	Total    int      `json:"total"` // tasks that the batch has
+	Total    int      `json:"total"`    // tasks that the batch has
+	Rejected int      `json:"rejected"` // tasks that cannot be enqueued
 	Duration Duration `json:"duration"`
 
 	// Finish is when the last task is expected to end, or to start if the Duration is unknown. It is zero if no task
@@ -89,7 +90,8 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick), Duration: p.Duration,
 		Finish: expected(p.all.Finish), Binds: p.all.Binds, Unknown: p.all.Unknown,
-		Overdue: p.all.Late, Begins: !p.refused, Changes: p.all.changes, Total: p.total, Tenants: []TenantPlan{},
+		Overdue: p.all.Late, Begins: !p.refused, Changes: p.all.changes, Total: p.total, Rejected: p.total - p.all.Count,
+		Tenants: []TenantPlan{},
 	}
 	for _, t := range p.Tenants {
 		plan.Tenants = append(plan.Tenants, t.TenantPlan)
@@ -284,7 +286,7 @@ func (s *Scheduler) forecast(
 	if err != nil {
 		return all, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, planTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second) // for the whole search
 	defer cancel()
 	snapshot, err := inspect.Of(s.config.Client.Limiter).Snapshot(ctx, demands, slots...)
 	if err != nil {
@@ -367,9 +369,6 @@ func (s *Scheduler) slots(prefix, queue string) ([]inspect.Slots, error) {
 	}
 	return []inspect.Slots{{Count: ofQueue, Queues: []string{prefix + queue}}, {Count: ofServers, Queues: names}}, err
 }
-
-// planTimeout bounds the calls of a plan.
-const planTimeout = 20 * time.Second
 
 // expected returns the time to report, zero if it is unknown.
 func expected(f inspect.Finish) time.Time {

@@ -150,9 +150,6 @@ func (l JSONLines) Tasks() Tasks {
 	}
 }
 
-// maxLine is the longest line of a file.
-const maxLine = 1 << 20
-
 func lines(path string) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		file, err := os.Open(path)
@@ -162,7 +159,7 @@ func lines(path string) iter.Seq2[[]byte, error] {
 		}
 		defer file.Close()
 		scanner := bufio.NewScanner(file)
-		scanner.Buffer(nil, maxLine)
+		scanner.Buffer(nil, 1<<20) // the longest line
 		for scanner.Scan() {
 			if !yield(scanner.Bytes(), nil) {
 				return

@@ -10,6 +10,9 @@ import (
 // String returns the plan in sentences, without its tenants. Times are UTC.
 func (p Plan) String() string {
 	text := p.finish() + p.verdict()
+	if 0 < p.Rejected && p.Rejected < p.Total {
+		text = fmt.Sprintf("%d cannot be enqueued; of the others, %s", p.Rejected, text)
+	}
 	return fmt.Sprintf("%s of %s, %d tasks: %s", p.Batch, p.Tick.Format(time.RFC3339), p.Total, text)
 }
 
@@ -17,8 +20,10 @@ func (p Plan) finish() string {
 	switch {
 	case p.Total == 0:
 		return "there is nothing to do"
+	case p.Rejected == p.Total:
+		return "none can be enqueued"
 	case p.Finish.IsZero():
-		return "no end is known: some tasks cannot be enqueued, or the last ends after 400 days"
+		return "no end is known: one never fits, or the last ends after 400 days"
 	}
 	text := "the last is expected to end at " + moment(p.Finish) + because(p.Binds)
 	if p.Duration.From == "" {

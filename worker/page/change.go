@@ -106,6 +106,7 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p.recent.forget()
+	p.asynq.forget()
 	redirect(w, "./?"+back.Encode(), http.StatusSeeOther)
 }
 
@@ -274,11 +275,12 @@ func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(con
 	if err != nil {
 		return nil, nil, err
 	}
-	shown.Text = control.Differences(a.state.Policies, policies) + ", for all tenants, until it is changed again."
-	if a.length > 0 {
-		shown.Text = fmt.Sprintf("%s, for all tenants, until %s.", control.Differences(a.state.Policies, policies), until)
-		shown.Note = a.replaces() + shown.Note
+	replaces := "It replaces: "
+	if a.length == 0 {
+		replaces, until = "Still in force: ", "it is changed again"
 	}
+	shown.Text = fmt.Sprintf("%s, for all tenants, until %s.", control.Differences(a.state.Policies, policies), until)
+	shown.Note = a.overridden(replaces) + shown.Note
 	return func(ctx context.Context) error {
 		if a.length > 0 {
 			return p.config.Control.SetOverride(ctx, o, a.length, a.author)
@@ -305,14 +307,14 @@ func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(
 	if a.what == front {
 		shown.Text = fmt.Sprintf("%s goes before other tenants until %s. Its own limits still apply.", short(a.tenant), until)
 	}
-	shown.Note = a.replaces() + shown.Note
+	shown.Note = a.overridden("It replaces: ") + shown.Note
 	return func(ctx context.Context) error { return p.config.Control.SetOverride(ctx, o, a.length, a.author) }, shown, nil
 }
 
-// replaces describes the override in force, and its author.
-func (a *action) replaces() string {
+// overridden describes the override in force, and its author, after a prefix.
+func (a *action) overridden(prefix string) string {
 	if text := a.state.Describe(control.Overridden, a.policy, a.tenant); text != "" {
-		return "It replaces: " + text + ". "
+		return prefix + text + ". "
 	}
 	return ""
 }

@@ -60,7 +60,7 @@ func (p *Page) queues(ctx context.Context, f *foundView) []string {
 	if p.config.Inspector == nil || p.config.Client == nil {
 		return nil
 	}
-	queues, err := remember(&p.recent, ctx, "queues", func(context.Context) ([]string, error) { return p.config.Inspector.Queues() })
+	queues, err := remember(&p.asynq, ctx, "queues", func(context.Context) ([]string, error) { return p.config.Inspector.Queues() })
 	if err != nil {
 		f.problem(err)
 	}
@@ -72,7 +72,7 @@ func (p *Page) findTask(ctx context.Context, f *foundView, queue string) {
 		return
 	}
 	key := strings.Join([]string{"task", queue, f.Asked}, "\x00")
-	e, err := remember(&p.recent, ctx, key, func(ctx context.Context) (worker.Explanation, error) {
+	e, err := remember(&p.asynq, ctx, key, func(ctx context.Context) (worker.Explanation, error) {
 		return p.config.Client.Explain(ctx, queue, f.Asked)
 	})
 	switch {

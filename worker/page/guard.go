@@ -67,10 +67,7 @@ func (p *Page) sessionOf(r *http.Request) *session {
 
 // setSession makes the browser keep a session, or forget it if s is nil. The cookie's path is the page's.
 func (p *Page) setSession(w http.ResponseWriter, r *http.Request, s *session) {
-	cookie := &http.Cookie{
-		Name: cookieName, MaxAge: -1,
-		HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil,
-	}
+	cookie := &http.Cookie{Name: cookieName, MaxAge: -1, HttpOnly: true, SameSite: http.SameSiteStrictMode, Secure: r.TLS != nil}
 	if s != nil {
 		data, _ := json.Marshal(s) // strings and a time
 		text := base64.RawURLEncoding.EncodeToString(data)

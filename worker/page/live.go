@@ -22,8 +22,7 @@ func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 		defer func() { <-p.viewers }()
 	default:
 		w.Header().Set("Retry-After", "30")
-		text := fmt.Sprintf("%d follow the page already: load it again to see news", maxViewers)
-		http.Error(w, text, http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("%d follow the page already: load it again to see news", maxViewers), http.StatusServiceUnavailable)
 		return
 	}
 	out := http.NewResponseController(w)

@@ -63,7 +63,8 @@ type Page struct {
 	guard   *guard // nil if the page is read-only
 	heads   inspect.Heads
 	mux     *http.ServeMux
-	recent  recent
+	recent  recent        // answers of the limiter's Redis
+	asynq   recent        // and of asynq's
 	viewers chan struct{} // one entry for each browser that follows the page, at most maxViewers
 }
 
@@ -87,8 +88,7 @@ func New(c Config) (*Page, error) {
 		return nil, fmt.Errorf("page: Config.Token has %d bytes: "+
 			"must have at least %d, or none for a page that changes nothing", len(c.Token), MinTokenBytes)
 	case c.Control == nil:
-		return nil, errors.New("page: Config.Token is set, and Config.Control is nil: " +
-			"must be what control.StoreOf returns")
+		return nil, errors.New("page: Config.Token is set, and Config.Control is nil: must be what control.StoreOf returns")
 	default:
 		p.guard = newGuard(c.Token)
 		p.mux.HandleFunc("POST /sign-in", p.signIn)

@@ -328,9 +328,10 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		v.wants(v.get(""), "No override, and no pause.")
 		v.wants(sure("forget what they have counted for all tenants", "what", "reset"), "The windows were reset.")
 		expect.Must(t, expect.ErrOf(s.control.Publish(t.Context(), s.limiter.Policies(), 0, control.Author{Who: "ci", Why: "first"})))
-		v.wants(sure("github/account 5000/h -&gt; 6000/h, for all tenants, until it is changed again.", "what", "limit", "window", "account", "limit", "6000"), "The limit is in force.")
+		v.wants(sure("github/account 5000/h -&gt; 6000/h, for all tenants, until it is changed again.", "what", "limit", "window", "account", "limit", "6000"), "The limit is set.")
 		v.wants(sure("github/account 6000/h -&gt; 3000/h, for all tenants, until ", "what", "limit", "window", "account", "limit", "3000", "for", "2h"),
-			"The limit is in force.", "Account 3000", "End the override…")
+			"The limit is set.", "Account 3000", "End the override…")
+		v.wants(change(200, "what", "limit", "window", "account", "limit", "7000"), "Still in force: account 3000 until ")
 		v.wants(sure("The override of github, all tenants, ends now", "what", "clear"), "The override has ended.")
 		version = "1" // of before
 		v.wants(change(http.StatusUnprocessableEntity, "what", "limit", "window", "account", "limit", "7000", "sure", "yes"), "Nothing has changed.")

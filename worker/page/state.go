@@ -151,7 +151,7 @@ func (p *Page) isPaused(ctx context.Context, queue string) bool {
 	if p.config.Inspector == nil {
 		return false
 	}
-	info, err := remember(&p.recent, ctx, "paused\x00"+queue, func(context.Context) (*asynq.QueueInfo, error) {
+	info, err := remember(&p.asynq, ctx, "paused\x00"+queue, func(context.Context) (*asynq.QueueInfo, error) {
 		return p.config.Inspector.GetQueueInfo(queue)
 	})
 	return err == nil && info.Paused

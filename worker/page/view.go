@@ -145,7 +145,7 @@ var notices = map[string]string{
 	control.WasReset:   "The windows were reset.",
 	control.Dropped:    "The tasks were dropped.",
 	dropping:           "The drop is under way. Look how many tasks wait, and drop them again if they stay.",
-	setLimit:           "The limit is in force.",
+	setLimit:           "The limit is set.",
 	front:              "The tenant goes first.",
 	"in":               "You are signed in.",
 	"out":              "You are signed out.",
@@ -171,9 +171,7 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 	} else {
 		list = []string{q.Policy}
 	}
-	var servers []*asynq.ServerInfo
 	all.Go(func() { v.history = p.points(ctx, list, time.Hour) })
-	all.Go(func() { servers = p.servers(ctx) })
 	all.Wait()
 	switch {
 	case q.Find != "" || q.Task != "":
@@ -183,7 +181,7 @@ func (p *Page) view(ctx context.Context, q question, s *session) view {
 		v.Chosen = p.chosen(ctx, &v)
 		v.Title = name(q.Policy) + ": " + v.Chosen.Status.Text() + " · Sluice"
 	default:
-		p.home(ctx, &v, list, servers)
+		p.home(ctx, &v, list)
 	}
 	if since, good := p.recent.outage(); !since.IsZero() {
 		v.Down = &down{Since: since, Good: good, Open: p.open()}
@@ -206,16 +204,18 @@ func (p *Page) servers(ctx context.Context) []*asynq.ServerInfo {
 	if p.config.Inspector == nil {
 		return nil
 	}
-	servers, _ := remember(&p.recent, ctx, "servers", func(context.Context) ([]*asynq.ServerInfo, error) {
+	servers, _ := remember(&p.asynq, ctx, "servers", func(context.Context) ([]*asynq.ServerInfo, error) {
 		return p.config.Inspector.Servers()
 	})
 	return servers
 }
 
 // home shows the policies of one list, in order of their trouble.
-func (p *Page) home(ctx context.Context, v *view, names []string, servers []*asynq.ServerInfo) {
+func (p *Page) home(ctx context.Context, v *view, names []string) {
 	policies := make([]policyView, len(names))
+	var servers []*asynq.ServerInfo
 	var all sync.WaitGroup
+	all.Go(func() { servers = p.servers(ctx) })
 	for i, name := range names {
 		all.Go(func() { policies[i] = p.policy(ctx, v, inspect.Query{Policy: name}) })
 	}

@@ -39,15 +39,14 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		p := s.scheduler(b)
 		f := s.fire(p, "b")
 		expect.Err(t, p.Retry(t.Context(), f), batch.ErrNoFiring, "nothing has failed yet:")
-		time.Sleep(30 * time.Second)
-		status := s.status(p, f)
+		status := s.wait(p, f, "it ends", batch.Status.HasEnded)
 		expect.Require(t, status.State == batch.StateDone && status.Done == 20 && status.Failed == 20, status)
 		tenants, err := p.Tenants(t.Context(), f)
 		expect.That(t, err == nil && of(t, tenants, 0).Done == 20 && of(t, tenants, 1).Failed == 20, tenants, err)
 		down = false
 		s.ok(s.Inspector.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
 		s.ok(p.Retry(t.Context(), f))
-		time.Sleep(30 * time.Second)
+		time.Sleep(5 * time.Second) // not until a lease ends
 		status = s.status(p, f)
 		expect.That(t, status.State == batch.StateDone && status.Done == 39 && status.Failed == 1 && status.Retried == 19, status)
 		expect.That(t, len(told) == 2 && told[0].Failed == 20 && told[1].Failed == 1 && told[1].Retried == 19, "told", told)

@@ -27,7 +27,7 @@ for i = 5, #ARGV, 2 do
     redis.call('HSET', KEYS[1], name, value)
   end
   if name == 'phase' and value == 'ended' then
-    redis.call('HSET', KEYS[1], 'finished', time[1])
+    redis.call('HSET', KEYS[1], 'finished', time[1], 'until', 0)
     redis.call('HDEL', batch, ARGV[4])
   end
 end

@@ -122,8 +122,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	spied := &spy{}
 	client.AddHook(hooktest.Hook(spied.see))
 	p := testPolicy()
-	l, err := New(Config{Client: client, Policies: []Policy{p}})
-	expect.Must(t, err)
+	l := expect.Got(New(Config{Client: client, Policies: []Policy{p}}))(t)
 	r := Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob", "ip": "1", "key": "k", "app": "a", "org": "o", "plan": "p", "site": "s"}}
 	joining := r
 	joining.Ticket, joining.Key = Ticket{Queue: "q", ID: "1"}, "key"
@@ -248,8 +247,7 @@ func TestHeadersOfState(t *testing.T) {
 		defer client.Close()
 		w := testWindow(name)
 		w.Name = "window"
-		l, err := New(Config{Client: client, Policies: []Policy{{Name: "p", Windows: []Window{w}}}})
-		expect.Must(t, err)
+		l := expect.Got(New(Config{Client: client, Policies: []Policy{{Name: "p", Windows: []Window{w}}}}))(t)
 		expect.Must(t, expect.ErrOf(l.Reserve(t.Context(), Request{Policy: "p", Tenant: "acme"})))
 		got := expect.Got(server.Get("sluice:{p}:w:tenant:acme"))(t)
 		head := header(script.File(a.File))

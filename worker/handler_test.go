@@ -209,8 +209,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 		var err error
 		s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.Policy(100, time.Minute), second}})
 		expect.Require(t, err == nil, err)
-		warm, err := s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"})
-		sitetest.Must(t, err)
+		warm := expect.Got(s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"}))(t)
 		sitetest.Must(t, warm.Reservation.Release(t.Context()))
 		left := make(chan error, 1)
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {

@@ -77,8 +77,7 @@ func TestATransportDoesNotCountAJobTwice(t *testing.T) {
 		var calls atomic.Int64
 		upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) }))
 		defer upstream.Close()
-		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{Limiter: s.Limiter, Policy: "api"})
-		sitetest.Must(t, err)
+		transport := expect.Got(httpthrottle.NewTransport(httpthrottle.TransportConfig{Limiter: s.Limiter, Policy: "api"}))(t)
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if id, _ := asynq.GetTaskID(ctx); id == "cancels" {
 				err := worker.FromContext(ctx).Cancel(ctx)

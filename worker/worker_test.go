@@ -138,8 +138,7 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 func TestConstructorsNameWhatIsWrong(t *testing.T) {
 	client := redis.NewClient(&redis.Options{})
 	defer client.Close()
-	limiter, err := throttle.New(throttle.Config{Client: client})
-	sitetest.Must(t, err)
+	limiter := expect.Got(throttle.New(throttle.Config{Client: client}))(t)
 	ok := worker.Config{Limiter: limiter}
 	server := func(opt asynq.RedisConnOpt, theirs asynq.Config, ours worker.Config) error {
 		_, err := worker.NewServer(opt, theirs, ours)

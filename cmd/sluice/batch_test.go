@@ -41,8 +41,7 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 	t.Parallel()
 	d := newLiveWorkspace(t, nightly)
 	config := asynq.Config{LogLevel: asynq.FatalLevel, DelayedTaskCheckInterval: time.Second}
-	server, err := worker.NewServer(asynq.RedisClientOpt{Addr: d.addr}, config, worker.Config{Limiter: d.limiter})
-	must(t, err)
+	server := valueOf(worker.NewServer(asynq.RedisClientOpt{Addr: d.addr}, config, worker.Config{Limiter: d.limiter}))(t)
 	must(t, server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 		if task.Type() == "slow" {
 			return errors.New("fails")

@@ -52,8 +52,7 @@ func TestThePageIsServed(t *testing.T) {
 		t.Fatal("it does not tell where the page is")
 	}
 	url := regexp.MustCompile(`http://\S+`).FindString(line.text.String())
-	resp, err := http.Get(url + "?policy=api")
-	must(t, err)
+	resp := valueOf(http.Get(url + "?policy=api"))(t)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	that(t, err == nil && strings.Contains(string(text), ">acme</bdi>"), err, text)

@@ -149,8 +149,7 @@ func TestDoctorSaysWhatIsWrong(t *testing.T) {
 func TestExplainSaysWhyATaskWaits(t *testing.T) {
 	t.Parallel()
 	d := newLiveWorkspace(t, livePolicies)
-	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter, LimiterTimeout: time.Minute})
-	must(t, err)
+	client := valueOf(worker.NewClient(asynq.RedisClientOpt{Addr: d.addr}, worker.ClientConfig{Limiter: d.limiter, LimiterTimeout: time.Minute}))(t)
 	defer client.Close()
 	d.reserves(t, "zeta", "z1")
 	d.flush()

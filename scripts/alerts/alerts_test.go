@@ -125,6 +125,18 @@ func TestMetricsTellTheDrill(t *testing.T) {
 	}
 }
 
+// A program that cannot use what is published from its start on has an alert, though its counter never increases.
+func TestPoliciesThatWereNeverUsableAreTold(t *testing.T) {
+	t.Parallel()
+	var all recording
+	for at := time.Unix(1e9, 0); len(all) < 60; at = at.Add(15 * s) {
+		all = append(all, scrape{at, "w", map[string]float64{"sluice_policies_unusable_total": 1, "sluice_policies_version": 0}})
+	}
+	if got := fired(t, rules(t), all); len(got) != 1 || !strings.HasPrefix(got[0].alert, "SluicePoliciesUnusable") {
+		t.Error(got)
+	}
+}
+
 // Each alert fires within two minutes when it is meant to, whenever Prometheus scrapes, and only then.
 func TestAlertsFireWhenTheyAreMeantTo(t *testing.T) {
 	t.Parallel()

@@ -60,8 +60,7 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	m.grants = counter("grants_total", "Requests granted: at once, from the line, or uncounted as the policy fails open.",
 		"policy", "source")
 	m.denials = counter("denials_total", "Requests denied, by what denied for longest.", "policy", "by")
-	m.observed = counter("observed_denials_total", "Requests that an observing policy would deny, by window.",
-		"policy", "by")
+	m.observed = counter("observed_denials_total", "Requests that an observing policy would deny.", "policy", "by")
 	m.observedWait = histogram("observed_wait_seconds", "How long these requests would wait.", forWaits, "policy")
 	m.expected = histogram("expected_wait_seconds", "Expected wait of tickets when they joined.", forWaits, "policy")
 	m.wait = histogram("wait_seconds", "How long work waited from its join to its start.", forWaits, "policy")
@@ -71,6 +70,7 @@ func New(registerer prometheus.Registerer) (*Metrics, error) {
 	m.call = histogram("script_seconds", "How long calls of scripts in Redis took.", forCalls, "policy", "script")
 	m.errors = counter("script_errors_total", "Calls of scripts in Redis that failed.", "policy", "script", "kind")
 	m.unusable = counter("policies_unusable_total", "Published versions of policies that are not in force.")
+	m.unusable.WithLabelValues()
 	m.version = factory.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "sluice_policies_version", Help: "The version of the published policies that is in force.",
 	}, nil)

@@ -159,6 +159,8 @@ func TestACallThatHangsCountsAsDowntime(t *testing.T) {
 		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 0`, `sluice_redis_down_seconds_total{redis="queues"} 104`)
 		m.Observe(throttle.Call{Script: "dequeue"})
 		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 1`, `sluice_redis_down_seconds_total{redis="queues"} 104`)
+		m.Observe(throttle.Call{Err: io.EOF, Script: "dequeue", Took: 13 * time.Second}) // it hung during that outage
+		wantSeries(t, registry, `sluice_redis_up{redis="queues"} 0`, `sluice_redis_down_seconds_total{redis="queues"} 104`)
 	})
 }
 

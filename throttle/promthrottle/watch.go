@@ -115,7 +115,6 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 // begin creates series of 0 for events that have not happened yet. Prometheus sees no increase from no
 // series to 1, so otherwise the first event would go unnoticed.
 func (m *Metrics) begin(policies []throttle.Policy) {
-	m.unusable.WithLabelValues()
 	for _, p := range policies {
 		for _, source := range []string{"failed_open", "line", "reserve"} {
 			m.grants.WithLabelValues(p.Name, source)
@@ -137,7 +136,7 @@ func (m *Metrics) begin(policies []throttle.Policy) {
 type outages struct {
 	mu     sync.Mutex
 	failed map[string]time.Time // policies whose last call failed, and when
-	since  time.Time            // when the first of these calls began
+	since  time.Time            // when the first of these calls began, or without one when the last outage ended
 	past   time.Duration        // of all outages that have ended
 }
 
@@ -148,7 +147,7 @@ func (o *outages) note(policy string, took time.Duration, err error) {
 	defer o.mu.Unlock()
 	switch failing := len(o.failed); {
 	case err != nil && failing == 0:
-		o.failed, o.since = map[string]time.Time{policy: time.Now()}, time.Now().Add(-took)
+		o.failed, o.since = map[string]time.Time{policy: time.Now()}, time.Now().Add(-min(took, time.Since(o.since))) // no overlap
 	case err != nil:
 		o.failed[policy] = time.Now()
 	case failing > 0:
@@ -156,7 +155,7 @@ func (o *outages) note(policy string, took time.Duration, err error) {
 			return other == policy || time.Since(at) > 10*time.Second
 		})
 		if len(o.failed) == 0 {
-			o.past += time.Since(o.since)
+			o.past, o.since = o.past+time.Since(o.since), time.Now()
 		}
 	}
 }

@@ -128,6 +128,10 @@ func TestACounterOutlastsRedis(t *testing.T) {
 	write()
 	server.SetError("")
 	expect.Equal(t, top(t, l, 10), "[]", "was written")
+	policies := append(l.Policies(), throttle.Policy{Name: "broken", Windows: []throttle.Window{{Name: "w", Limit: 1, Period: time.Hour}}})
+	expect.Must(t, l.SetPolicies(policies))
+	expect.Must(t, server.Set("test:sluice:{broken}:t", "")) // no line can be read here
+	expect.That(t, expect.ErrOf(l.Line("broken").Len(t.Context())) != nil, "the line can be read")
 	write()
 	expect.Equal(t, top(t, l, 10), "[{acme 1 1}]")
 }

@@ -101,13 +101,15 @@ func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
 }
 
 // Otherwise it would be a task of all tenants.
-func TestARowWhoseTenantIsANumberIsRefused(t *testing.T) {
-	path, got := filepath.Join(t.TempDir(), "tasks"), error(nil)
-	expect.Must(t, os.WriteFile(path, []byte(`{"tenant": 7}`), 0o600))
-	for _, err := range (batch.JSONLines{Path: path, Type: "call"}).Tasks()(t.Context(), batch.Firing{}, "8") {
-		got = err
+func TestARowWhoseTenantIsNoTextIsRefused(t *testing.T) {
+	for _, tenant := range []string{"7", "null"} {
+		path, got := filepath.Join(t.TempDir(), "tasks"), error(nil)
+		expect.Must(t, os.WriteFile(path, []byte(`{"tenant": `+tenant+`}`), 0o600))
+		for _, err := range (batch.JSONLines{Path: path, Type: "call"}).Tasks()(t.Context(), batch.Firing{}, "8") {
+			got = err
+		}
+		expect.That(t, got != nil && strings.HasSuffix(got.Error(), ":1: tenant: must be text"), tenant, got)
 	}
-	expect.That(t, got != nil && strings.HasSuffix(got.Error(), ":1: tenant: must be text"), got)
 }
 
 // Only the field tenant names the tenant of a line, in no other spelling.

@@ -131,7 +131,7 @@ func (l JSONLines) Tasks() Tasks {
 				}
 				row, of := map[string]json.RawMessage{}, tenant
 				_ = json.Unmarshal(line, &row) // it stays empty if the line is no object
-				if whose := row["tenant"]; err == nil && whose != nil && json.Unmarshal(whose, &of) != nil {
+				if whose := row["tenant"]; err == nil && whose != nil && (string(whose) == "null" || json.Unmarshal(whose, &of) != nil) {
 					err = fmt.Errorf("batch: %s:%d: tenant: must be text", l.Path, n)
 				}
 				if err != nil {

@@ -27,8 +27,7 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		policies, batches, err := batchfile.Load("testdata/nightly.yml")
 		sitetest.Must(t, err)
 		client := redisOpt.Client(t)
-		limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-		sitetest.Must(t, err)
+		limiter := expect.Got(throttle.New(throttle.Config{Client: client, Policies: policies}))(t)
 
 		// In every worker:
 		ran := map[string]int{}

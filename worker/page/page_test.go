@@ -212,8 +212,7 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 		follow := func(limit int64) {
 			policies := s.limiter.Policies()
 			policies[0].Windows[0].Limit = limit
-			l, err := throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies})
-			sitetest.Must(t, err)
+			l := expect.Got(throttle.New(throttle.Config{Client: client, Logger: slog.New(slog.DiscardHandler), Policies: policies}))(t)
 			f := control.StoreOf(l).Follow(t.Context(), control.FollowConfig{KeepPolicies: true})
 			t.Cleanup(func() { f.Close() })
 		}
@@ -222,8 +221,7 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 		expect.That(t, strings.Contains(text, "none published") && !strings.Contains(text, "of the processes"), text)
 		published := s.limiter.Policies()
 		published[0].Windows[0].Limit = 3
-		_, err := s.control.Publish(t.Context(), published, 0, control.Author{Who: "ada", Why: "test"})
-		sitetest.Must(t, err)
+		expect.Must(t, expect.ErrOf(s.control.Publish(t.Context(), published, 0, control.Author{Who: "ada", Why: "test"})))
 		follow(5)
 		time.Sleep(1100 * time.Millisecond) // what was asked is kept for a second
 		text = s.visitor().get("")

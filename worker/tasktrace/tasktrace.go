@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -93,17 +94,14 @@ func (t *Tracing) waited(ctx context.Context, task *asynq.Task, now time.Time) {
 	}
 	id, _ := asynq.GetTaskID(ctx)
 	queue, _ := asynq.GetQueueName(ctx)
-	attributes := []attribute.KeyValue{
-		attribute.String("sluice.queue", queue),
-		attribute.String("sluice.task_id", id),
-		attribute.String("sluice.task_type", task.Type()),
+	text := func(key, value string) attribute.KeyValue { // of invalid text an exporter loses all spans that it sends together
+		return attribute.String(key, strings.ToValidUTF8(value, "\uFFFD"))
 	}
+	attributes := []attribute.KeyValue{text("sluice.queue", queue), text("sluice.task_id", id), text("sluice.task_type", task.Type())}
 	if d, ok := worker.FromContext(ctx).Decision(); ok {
-		attributes = append(attributes,
-			attribute.String("sluice.policy", d.Policy),
-			attribute.String("sluice.tenant", d.Tenant))
+		attributes = append(attributes, text("sluice.policy", d.Policy), text("sluice.tenant", d.Tenant))
 		if d.Binds != "" {
-			attributes = append(attributes, attribute.String("sluice.window", d.Binds))
+			attributes = append(attributes, text("sluice.window", d.Binds))
 		}
 	}
 	_, span := t.tracer.Start(ctx, spanName, trace.WithTimestamp(enqueued), trace.WithAttributes(attributes...))

@@ -82,13 +82,12 @@ func TestWaitsAreSpans(t *testing.T) {
 		}}})
 		sitetest.Must(t, err)
 		var spans recorder
-		tracing, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans})
-		sitetest.Must(t, err)
+		tracing := expect.Got(tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans}))(t)
 		client := expect.Got(worker.NewClient(opt, worker.ClientConfig{Headers: tracing.Headers, Limiter: limiter}))(t)
 		defer client.Close()
 		ctx := trace.ContextWithSpanContext(t.Context(), enqueuer)
 		begun := time.Now()
-		acme := worker.Identity{Tenant: "acme"}
+		acme := worker.Identity{Tenant: "acme\xff"}
 		for id, task := range map[string]*asynq.Task{
 			"a-now": worker.NewTask(acme, "api:x", nil), "b-then": worker.NewTask(acme, "api:x", nil, asynq.ProcessIn(15*time.Second)),
 			"c-unmatched": asynq.NewTask("other", nil), "d-unmatched-then": asynq.NewTask("other", nil, asynq.ProcessIn(30*time.Second)),
@@ -134,7 +133,7 @@ func TestWaitsAreSpans(t *testing.T) {
 					id, s.name, s.begun.Sub(begun), s.end.Sub(begun), s.parent.SpanID(), want)
 			}
 			matched, a := id[2] != 'u' || id == "e-unique", s.attributes
-			expect.That(t, matched == (a["sluice.policy"] == "api") && matched == (a["sluice.tenant"] == "acme"), id, "attributes", s.attributes)
+			expect.That(t, matched == (a["sluice.policy"] == "api") && matched == (a["sluice.tenant"] == "acme\uFFFD"), id, "attributes", s.attributes)
 		}
 		runs.Range(func(id, traceID any) bool {
 			delete(wants, id.(string))
@@ -159,8 +158,7 @@ func TestConfigIsChecked(t *testing.T) {
 func TestAWaitNamesTheWindowThatHeldTheTask(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var spans recorder
-		tracing, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans})
-		sitetest.Must(t, err)
+		tracing := expect.Got(tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans}))(t)
 		w := workertest.Start(t, workertest.Config{
 			Client:  worker.ClientConfig{Headers: tracing.Headers},
 			Handler: tracing.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })),
@@ -184,8 +182,7 @@ func TestAWaitNamesTheWindowThatHeldTheTask(t *testing.T) {
 // Start refuses a nil handler, whether or not it is traced.
 func TestThereIsNothingToTraceInNoHandler(t *testing.T) {
 	opt := throttletest.InMemory(t)
-	tracing, err := tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: noop.NewTracerProvider()})
-	sitetest.Must(t, err)
+	tracing := expect.Got(tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: noop.NewTracerProvider()}))(t)
 	server := asynq.NewServer(opt, asynq.Config{LogLevel: asynq.FatalLevel})
 	if err := server.Start(tracing.Middleware(nil)); err == nil {
 		server.Shutdown()

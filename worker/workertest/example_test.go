@@ -176,6 +176,12 @@ func TestARunSaysHowItEnded(t *testing.T) {
 				t.Errorf("%s: %+v", row.payload, run)
 			}
 		}
+		for _, tenant := range []string{"first", "second"} {
+			run := w.Run(worker.NewTask(worker.Identity{Tenant: tenant}, "llm:ask", []byte("empty"), asynq.TaskID("nightly")))
+			if id, _ := worker.IdentityOf(run.Task); id.Tenant != tenant {
+				t.Errorf("the %s task of an ID: the run of %q", tenant, id.Tenant)
+			}
+		}
 		if run := w.Run(asynq.NewTask("other", nil)); run.Outcome != workertest.OutcomeRetries || run.Decision.Policy != "" {
 			t.Errorf("a task that no policy matches, and settles: %s, %v, by %+v", run.Outcome, run.Err, run.Decision)
 		}

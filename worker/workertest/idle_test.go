@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -53,6 +54,20 @@ func TestIdleTimeCostsNoMoreThanWithPlainAsynq(t *testing.T) {
 			expect.That(t, ours <= plain*12/10, waiting, ours, plain)
 		})
 	}
+}
+
+// A worker that has had no pending task sees that a pause has ended.
+func TestAPauseEndsByItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := idle(t, -1)
+		store := control.StoreOf(w.Limiter)
+		defer store.Follow(t.Context(), control.FollowConfig{}).Close()
+		sitetest.Must(t, store.Pause(t.Context(), "report", "", time.Hour, control.Author{Who: "a", Why: "test"}))
+		time.Sleep(2 * time.Second)
+		w.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "report", nil))
+		time.Sleep(61 * time.Minute)
+		expect.Equal(t, len(w.Runs()), 1, "after a pause of an hour")
+	})
 }
 
 // However long a worker was idle, it finds what comes, as in production.

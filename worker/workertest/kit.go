@@ -87,7 +87,7 @@ func (k *kit) spare(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 	switch {
 	case look && (k.Exists(prefix+"pending") || k.Exists(prefix+"paused")):
 		delete(k.looks, prefix)
-	case look && time.Since(k.looks[prefix]) < time.Minute:
+	case look && args[0] == "evalsha" && time.Since(k.looks[prefix]) < time.Minute: // eval repeats one that found no script
 		script.SetVal([]any{int64(0), []any{}, []any{}})
 		return nil
 	case look:

@@ -115,10 +115,10 @@ func (r *recorder) running() (only *Run) {
 	return only
 }
 
-// of returns the runs of a task, or all for the ID "", as they are now.
-func (r *recorder) of(id string) (runs []Run) {
+// of returns the runs of a task, or all for the ID "", as they are now, but none of the first n of all.
+func (r *recorder) of(id string, n int) (runs []Run) {
 	defer r.lock()()
-	for _, run := range r.runs {
+	for _, run := range r.runs[n:] {
 		if id == "" || run.ID == id {
 			c := *run
 			c.Cost = maps.Clone(c.Cost)

@@ -52,10 +52,8 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 						MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 					})
 					defer down.Close()
-					limiter, err := throttle.New(throttle.Config{Client: down, Policies: []throttle.Policy{sitetest.Policy(1, time.Hour)}})
-					sitetest.Must(t, err)
-					client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: timeout})
-					sitetest.Must(t, err)
+					limiter := expect.Got(throttle.New(throttle.Config{Client: down, Policies: []throttle.Policy{sitetest.Policy(1, time.Hour)}}))(t)
+					client := expect.Got(worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: timeout}))(t)
 					defer client.Close()
 					begun := time.Now()
 					for range 100 {

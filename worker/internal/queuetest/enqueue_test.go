@@ -88,8 +88,7 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 		s.WantStates("default", 0, 3)
 		expect.Equal(t, len(s.InLine()), 3, "stand in line, want 3")
 		// What fits under all is planned; another tenant has a backlog of its own.
-		_, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(by(4*time.Hour)), worker.MaxWait(24*time.Hour), worker.Backlog(4))
-		sitetest.Must(t, err)
+		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.AcmeTask(by(4*time.Hour)), worker.MaxWait(24*time.Hour), worker.Backlog(4))))
 		sitetest.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.Task("beta"), worker.Backlog(1))))
 	})
 }
@@ -211,8 +210,7 @@ func TestAClientWithAnotherLimiterIsNoticed(t *testing.T) {
 		"a prefix":     {"staging:", policy, 1},
 	}, func(t *testing.T, row row) {
 		s := sitetest.NewInBubble(t, policy)
-		limiter, err := throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{row.policy}, Prefix: row.prefix})
-		sitetest.Must(t, err)
+		limiter := expect.Got(throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{row.policy}, Prefix: row.prefix}))(t)
 		s.Serve(s.Ok, sitetest.Calm)
 		client := s.Client(limiter)
 		for _, id := range []string{"a", "b"} {

@@ -32,8 +32,7 @@ func TestIdlePoliciesCostLittle(t *testing.T) {
 			}
 			return next(ctx, cmd)
 		})
-		server, err := worker.NewServer(s.Asynq, asynq.Config{LogLevel: asynq.FatalLevel}, worker.Config{Limiter: s.AnotherLimiter(count)})
-		sitetest.Must(t, err)
+		server := expect.Got(worker.NewServer(s.Asynq, asynq.Config{LogLevel: asynq.FatalLevel}, worker.Config{Limiter: s.AnotherLimiter(count)}))(t)
 		sitetest.Must(t, server.Start(asynq.HandlerFunc(s.Ok)))
 		defer server.Shutdown()
 		time.Sleep(30 * time.Second) // each is asked once
@@ -130,8 +129,7 @@ func TestDeletedTasksHoldUpNobody(t *testing.T) {
 		if plain {
 			enqueue = s.Plain.Enqueue
 		}
-		_, err := enqueue(sitetest.AcmeTask(), asynq.TaskID("soon"), asynq.Deadline(time.Now().Add(30*time.Second)))
-		sitetest.Must(t, err)
+		expect.Must(t, expect.ErrOf(enqueue(sitetest.AcmeTask(), asynq.TaskID("soon"), asynq.Deadline(time.Now().Add(30*time.Second)))))
 		begun := time.Now()
 		// It goes with the window after those of the tasks that are left. A look at a deleted one may take 1 ms.
 		const most = (1+(all-deleted)/limit)*time.Second - begin + deleted*time.Millisecond

@@ -24,10 +24,12 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 		o.Limits[window] = n
 	}
 	p, err := scheduler.Plan(ctx, f.Batch, o)
-	if errors.As(err, new(*throttle.RequestError)) {
+	switch wrong, ok := errors.AsType[*throttle.RequestError](err); {
+	case ok && wrong.Field == "limit":
+		return badUsage("--limit %q: %s", wrong.Value, wrong.Hint)
+	case ok:
 		return inputError{err}
-	}
-	if err != nil {
+	case err != nil:
 		return err
 	}
 	return c.showEnd(p.Overdue+p.Rejected > 0 || p.Total > 0 && p.Finish.IsZero(), p, func() {

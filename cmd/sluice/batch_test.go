@@ -60,6 +60,7 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 	plan := decoded[batch.Plan](t, e)
 	that(t, plan.Overdue >= 400-3*40 && plan.Overdue <= 400-2*40 && !plan.Begins, "plan says", e.stdout)
 	that(t, plan.FinishBy.Sub(plan.Tick) == 2*time.Second && len(plan.Tenants) == 1, "plan says", e.stdout)
+	d.run(t, "batch", "plan", "--batch", "large", "--limit", "pce=40").want(t, exitBadInput, `--limit "pce=40": must be at least 1, of one of `)
 	e = d.run(t, "batch", "plan", "--batch", "large", "--limit", "pace=40", "--json").want(t, exitDone)
 	plan = decoded[batch.Plan](t, e)
 	that(t, plan.Finish.Sub(plan.Tick) <= time.Minute, "with another limit it does not take 400 s:", e.stdout)

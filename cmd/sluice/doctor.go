@@ -96,6 +96,6 @@ func (d diagnosis) print(w io.Writer) {
 	}
 	if d.OK {
 		fmt.Fprintln(w, "ok: Redis answers, and its user may call what the limiter needs; "+
-			"nothing wrong was found with eviction or the clock")
+			"nothing wrong was found with the clock or, if the user may call INFO, with eviction")
 	}
 }

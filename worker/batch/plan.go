@@ -58,6 +58,7 @@ type TenantPlan struct {
 	Total   int       `json:"total"`
 	Overdue int       `json:"overdue"`
 	Finish  time.Time `json:"finish,omitzero"`
+	Reason  string    `json:"reason,omitempty"` // why the last rejected task cannot be enqueued
 }
 
 // PlanOptions are the options of Scheduler.Plan.
@@ -89,9 +90,8 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	}
 	plan := Plan{
 		Batch: b.Name, Queue: b.Queue, Tick: f.Tick, FinishBy: b.deadline(f.Tick), Duration: p.Duration,
-		Finish: expected(p.all.Finish), Binds: p.all.Binds, Unknown: p.all.Unknown,
+		Finish: expected(p.all.Finish), Binds: p.all.Binds, Unknown: p.all.Unknown, Tenants: []TenantPlan{},
 		Overdue: p.all.Late, Begins: !p.refused, Changes: p.all.changes, Total: p.total, Rejected: p.total - p.all.Count,
-		Tenants: []TenantPlan{},
 	}
 	for _, t := range p.Tenants {
 		plan.Tenants = append(plan.Tenants, t.TenantPlan)
@@ -199,7 +199,8 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		t.Total++
 		r, err := s.client.RequestOf(task)
 		if err != nil {
-			continue // it counts as rejected when its turn to be enqueued comes
+			t.Reason = err.Error() // it counts as rejected when its turn to be enqueued comes
+			continue
 		}
 		units := map[string]int64{throttle.Requests: 1}
 		maps.Copy(units, r.Cost)

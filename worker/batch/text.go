@@ -3,6 +3,7 @@ package batch
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -10,18 +11,16 @@ import (
 // String returns the plan in sentences, without its tenants. Times are UTC.
 func (p Plan) String() string {
 	text := p.finish() + p.verdict()
-	if 0 < p.Rejected && p.Rejected < p.Total {
-		text = fmt.Sprintf("%d cannot be enqueued; of the others, %s", p.Rejected, text)
+	if i := slices.IndexFunc(p.Tenants, func(t TenantPlan) bool { return t.Reason != "" }); i >= 0 {
+		text = fmt.Sprintf("%d cannot be enqueued (%s); otherwise, %s", p.Rejected, p.Tenants[i].Reason, text)
 	}
 	return fmt.Sprintf("%s of %s, %d tasks: %s", p.Batch, p.Tick.Format(time.RFC3339), p.Total, text)
 }
 
 func (p Plan) finish() string {
 	switch {
-	case p.Total == 0:
-		return "there is nothing to do"
 	case p.Rejected == p.Total:
-		return "none can be enqueued"
+		return "there is nothing to do"
 	case p.Finish.IsZero():
 		return "no end is known: one never fits, or the last ends after 400 days"
 	}
@@ -52,9 +51,9 @@ func (p Plan) verdict() string {
 	case p.FinishBy.IsZero() || p.Overdue == 0 && p.Finish.IsZero():
 		return ""
 	case p.Overdue == 0 && len(p.Unknown) > 0:
-		return "\nAs far as is known, all of them end before finish_by, " + deadline + "."
+		return "\nAs far as is known, none ends after finish_by, " + deadline + "."
 	case p.Overdue == 0:
-		return "\nAll of them end before finish_by, " + deadline + "."
+		return "\nNone ends after finish_by, " + deadline + "."
 	}
 	text := fmt.Sprintf("\nOverdue: %d of them would end after finish_by, %s.", p.Overdue, deadline)
 	if !p.Begins {

@@ -64,17 +64,6 @@ func readFlow(name, record string) (flow, error) {
 	return f, err
 }
 
-// readQueue reads "asked tickets weights first last server since taken flows ...".
-func readQueue(name, record string) (q QueueState, err error) {
-	skip, asked, since := "", int64(0), int64(0)
-	err = scan(name, record, &asked, &q.Waiting, &q.weights, &skip, &skip, &skip, &since, &skip, &q.Flows)
-	q.Queue, q.Class = parseQueue(name)
-	if q.Asked = time.UnixMicro(asked); since > 0 {
-		q.Binds = throttle.BySlots
-	}
-	return q, err
-}
-
 // parseQueue returns the queue, empty for calls that wait in place, and the class in the name of a queue or flow.
 func parseQueue(name string) (queue string, class throttle.Class) {
 	queue, batch, _, _ := script.ParseFlow(name)
@@ -99,10 +88,15 @@ func scan(name, record string, fields ...any) error {
 func (l *line) queues(ctx context.Context, all map[[2]string]QueueState) (names []string) {
 	l.try(ctx, func(client redis.UniversalClient, prefix string) error {
 		records, err := client.HGetAll(ctx, prefix+"z").Result()
-		for name, record := range records {
-			q, bad := readQueue(name, record)
+		for name, record := range records { // "asked tickets weights first last server since taken flows ..."
+			q, skip, asked, since := QueueState{}, "", int64(0), int64(0)
+			bad := scan(name, record, &asked, &q.Waiting, &q.weights, &skip, &skip, &skip, &since, &skip, &q.Flows)
 			if err = cmp.Or(err, bad); q.Waiting == 0 {
 				continue
+			}
+			q.Queue, q.Class = parseQueue(name)
+			if q.Asked = time.UnixMicro(asked); since > 0 {
+				q.Binds = throttle.BySlots
 			}
 			key := [2]string{q.Queue, string(q.Class)}
 			sum := all[key]
@@ -117,8 +111,7 @@ func (l *line) queues(ctx context.Context, all map[[2]string]QueueState) (names 
 	return names
 }
 
-// page returns about n flows, behind a cursor that begins at 0, and the next one, 0 at the end. A flow may come
-// twice.
+// page returns about n flows from a cursor on, 0 at first, and the next cursor, 0 at the end. A flow may come twice.
 func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []flow, next uint64) {
 	l.try(ctx, func(client redis.UniversalClient, prefix string) (err error) {
 		var pairs []string

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 )
 
 // A Demand describes equal requests that will wait in line, or already do. Demands wait in their order.
@@ -73,8 +74,15 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 		}
 	}
 	sim := s.simulation(o)
-	if err := sim.run(ctx); err != nil {
-		return Plan{}, fmt.Errorf("throttle: %w", err)
+	for t := s.now; sim.finishes[0].left > 0 && t < s.now+MaxPlan.Microseconds(); {
+		if ctx.Err() != nil {
+			return Plan{}, fmt.Errorf("throttle: %w", ctx.Err())
+		}
+		next := int64(algorithm.Never)
+		for _, l := range sim.lines {
+			next = min(next, l.startOne(t))
+		}
+		t = next
 	}
 	p := Plan{At: time.UnixMicro(s.now), Tenants: sim.finishes[1:], Unknown: slices.Sorted(maps.Keys(sim.unknown))}
 	for i := range sim.finishes {

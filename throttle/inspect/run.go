@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"cmp"
-	"context"
 	"math"
 	"time"
 
@@ -18,23 +17,8 @@ const (
 	slot        = 1e5 // and for a slot
 )
 
-const (
-	maxSteps = 200_000 // about the most starts: if more tickets wait, several go as one, where limits let them
-	never    = algorithm.Never
-)
-
-// run simulates until all demands have started, MaxPlan has passed, or the context ends: then it returns its error.
-func (s *simulation) run(ctx context.Context) error {
-	end := s.now + MaxPlan.Microseconds()
-	for t := s.now; s.finishes[0].left > 0 && t < end && ctx.Err() == nil; {
-		next := int64(never)
-		for _, l := range s.lines {
-			next = min(next, l.startOne(t))
-		}
-		t = next
-	}
-	return ctx.Err()
-}
+// maxSteps is about the most starts: if more tickets wait, several go as one, where limits let them.
+const maxSteps = 200_000
 
 // startOne starts the tickets that go first, and returns t; or the next moment at which something may change.
 func (l *simLine) startOne(t int64) int64 {
@@ -45,7 +29,7 @@ func (l *simLine) startOne(t int64) int64 {
 		l.waiting = l.waiting[1:]
 		f.wait(t)
 	}
-	next := int64(never)
+	next := int64(algorithm.Never)
 	if len(l.waiting) > 0 {
 		next = int64(l.waiting[0].key)
 	}

@@ -168,7 +168,7 @@ func (l *simLine) window(s *throttle.Standing, i int) *window {
 	}
 	var period time.Duration
 	counted := algorithm.Counted{Now: l.sim.now, Hold: l.sim.hold}
-	found := sections(l.values[key[0]])
+	found := script.Sections(l.values[key[0]])
 	w.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), found, counted)
 	if period <= pacedPeriod {
 		w.each = float64(period.Microseconds()) / float64(w.limit)

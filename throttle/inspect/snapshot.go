@@ -187,18 +187,3 @@ func (b *backlog) readValues(ctx context.Context) error {
 		return err
 	})
 }
-
-// sections returns the sections of a scope's value, by name and kind: see internal/script/lua/scope.lua.
-func sections(value string) map[string]string {
-	found := map[string]string{}
-	for i := 8; i+11 <= len(value); {
-		head := i + 11 + int(value[i+10])
-		end := head + int(value[i+7])<<16 + int(value[i+8])<<8 + int(value[i+9])
-		if end > len(value) {
-			break
-		}
-		found[value[i+11:head]] = value[head:end]
-		i = end
-	}
-	return found
-}

@@ -95,9 +95,14 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 	if err != nil {
 		return s, err
 	}
-	at, cursor := 0, uint64(0)
-	if n, _ := fmt.Sscanf(cmp.Or(q.After, "0.0"), "%d.%d", &at, &cursor); n != 2 || at < 0 || at >= len(lines) {
+	from, cursor := "", uint64(0)
+	if n, _ := fmt.Sscanf(q.After, "%d %s", &cursor, &from); n != 2 && q.After != "" {
 		return s, &throttle.RequestError{Policy: q.Policy, Field: "after", Value: q.After, Hint: "must be the Next of a page"}
+	}
+	slices.Sort(lines)
+	at, found := slices.BinarySearch(lines, from) // of a removed policy it may be gone by now
+	if at = min(at, len(lines)-1); !found {
+		cursor = 0
 	}
 	if q.Tenant != "" {
 		at = max(0, slices.Index(lines, i.limiter.LineOf(q.Policy, q.Tenant)))
@@ -132,9 +137,9 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 	})
 	switch {
 	case cursor != 0:
-		s.Next = fmt.Sprintf("%d.%d", at, cursor)
+		s.Next = fmt.Sprintf("%d %s", cursor, lines[at])
 	case q.Tenant == "" && at+1 < len(lines):
-		s.Next = fmt.Sprintf("%d.0", at+1)
+		s.Next = "0 " + lines[at+1]
 	}
 	return s, nil
 }

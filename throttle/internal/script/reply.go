@@ -240,3 +240,18 @@ func ReadTicket(name, record string) (t Ticket, err error) {
 	t.Costs, t.Key = Unescape(cmp.Or(f[0], "requests=1")), Unescape(key)
 	return t, nil
 }
+
+// Sections returns the sections of a scope's value, by name and kind: see lua/scope.lua.
+func Sections(value string) map[string]string {
+	found := map[string]string{}
+	for i := 8; i+11 <= len(value); {
+		head := i + 11 + int(value[i+10])
+		end := head + int(value[i+7])<<16 + int(value[i+8])<<8 + int(value[i+9])
+		if end > len(value) {
+			break
+		}
+		found[value[i+11:head]] = value[head:end]
+		i = end
+	}
+	return found
+}

@@ -203,6 +203,14 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	expect.Must(t, l.Ping(t.Context()))
 	one := state(t, l, inspect.Query{Tenant: "t7"})
 	expect.That(t, len(one.Tenants) == 1 && one.Tenants[0].Waiting == 1 && one.Next == "", one)
+	expect.Must(t, l.SetPolicies(nil))
+	page := state(t, l, inspect.Query{})
+	for _, tenant := range page.Tenants {
+		expect.Must(t, l.Line("p/1of3").Leave(t.Context(), limitertest.Ticket(tenant.Tenant)))
+	}
+	expect.Must(t, expect.ErrOf(l.Line("p/1of3").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1})))
+	rest := state(t, l, inspect.Query{After: page.Next})
+	expect.That(t, len(rest.Tenants) > 0 && l.LineOf("p", rest.Tenants[0].Tenant) == "p/2of3", "without the first shard of a removed policy:", rest)
 }
 
 func TestStateOfAnExemptTenantThatIsPaused(t *testing.T) {

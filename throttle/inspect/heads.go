@@ -14,14 +14,14 @@ const (
 	maxHeads     = 10_000           // after which all are forgotten
 )
 
-// Heads find tenants that starve in a queue, where others get grants. They remember the oldest ticket of each tenant,
-// of states that are noted again and again. The zero value is ready. Heads are safe for concurrent use.
+// Heads find tenants that starve in a queue, where others get grants. From one noted state to the next they
+// remember each tenant's oldest ticket. The zero value is ready. Heads are safe for concurrent use.
 type Heads struct {
 	mu  sync.Mutex
-	all map[[2]string]State // when its oldest ticket or its tag last changed, by policy and flow
+	all map[[2]string]State // by policy and flow: as of the last change of its oldest ticket or of its tag
 }
 
-// Note notes a state. It returns the tenants of it that starve: for starvesAfter their oldest ticket and their tag
+// Note notes a state. It returns those of its tenants that starve: for starvesAfter their oldest ticket and their tag
 // have been the same, no pause and no window of their own delays them, and more than starvesDue grants would have
 // been their share by weight, while others went first.
 func (h *Heads) Note(s PolicyState) (starving []State) {

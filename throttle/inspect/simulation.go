@@ -117,7 +117,7 @@ type side struct {
 	queue string
 	share float64 // of its class
 
-	tag  float64             // by when its next ticket has had its turn
+	tag  float64             // where the turn of its next ticket ends
 	tags map[string]*float64 // of tenants
 	last float64             // of these: the tag of the last start
 }

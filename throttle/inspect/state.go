@@ -20,7 +20,7 @@ type Query struct {
 	After  string // PolicyState.Next of the page before; empty for the first page
 	Limit  int    // about how many tenants a page has; at most MaxLimit, which is the default
 	Policy string // required
-	Tenant string // the only one; if windows count by the tenant alone, even if it does not wait; empty for all
+	Tenant string // the only one, even if it does not wait where windows count by the tenant alone; empty for all
 }
 
 // A PolicyState describes a policy now: what all tenants share, and which of them wait.
@@ -85,7 +85,7 @@ type State struct {
 }
 
 // State returns how a policy stands, with a page of the tenants that wait: in it, most tickets first. A tenant of
-// several queues comes once for each. A page costs a few commands, and a call of a script for each 64 of these, or
+// several queues comes once for each. A page costs a few commands, and a call of a script for each 64 tenants, or
 // fewer if there are many windows. For a Query.Tenant it reads all if windows count by other attributes, too.
 //
 // Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.

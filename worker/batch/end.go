@@ -79,7 +79,7 @@ func (w *work) report(ctx context.Context, r record, running int, what string) e
 		return err
 	}
 	task := worker.NewTask(worker.Identity{Tenant: w.f.Batch}, w.b.Ended, payload)
-	id := fmt.Sprintf("%s%s-%d", w.f.IDs(), what, r.Round)
+	id := fmt.Sprintf("%s%s-%d", w.f.IDPrefix(), what, r.Round)
 	_, err = w.client.EnqueueContext(ctx, task,
 		asynq.TaskID(id), asynq.Queue(w.f.Queue), asynq.Retention(endedRetention))
 	if errors.Is(err, asynq.ErrTaskIDConflict) {

@@ -37,7 +37,7 @@ func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
 	return s
 }
 
-// buckets returns a counter that starts again at each reset, from what was counted within two margins before it.
+// buckets returns a counter that begins each bucket with what was counted within two margins before its reset.
 // `reset` returns the first one after a time.
 func (c Counted) buckets(w Window, reset func(t int64) int64) *simulatedBuckets {
 	return &simulatedBuckets{w.Limit, w.Margin.Microseconds(), c.number(7), reset(c.number(0)), c.number(14), reset}

@@ -18,7 +18,7 @@ const (
 	// maxGroupWindows bounds the windows that the requests of one call read: a call blocks Redis.
 	maxGroupWindows = 512
 
-	// callTimeout ends the repeats of a call. A hanging call ends by the client's ReadTimeout; its callers may go.
+	// callTimeout ends the repeats of a call. One that hangs ends by the client's ReadTimeout; callers may leave.
 	callTimeout = 5 * time.Second
 )
 

@@ -20,7 +20,7 @@ import (
 //
 // LINE is the policy's name, followed by the shard if there are several: NAME/3of4.
 //
-// The scripts make every other key: see lua/decide.lua, lua/verbs.lua, lua/line.lua and lua/line_order.lua.
+// The other keys are described in lua/decide.lua, lua/verbs.lua, lua/line.lua and lua/line_order.lua.
 //
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data, and
 // escaped: no name can collide with another or reach beyond its own key.

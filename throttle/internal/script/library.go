@@ -19,8 +19,8 @@ const (
 		"line_eta line_join line_take"
 )
 
-// script returns the script that all policies with the same algorithms share. It holds no others: each would cost
-// time at every call.
+// script returns the script that all policies with the same algorithms share. It holds no other algorithms: each
+// would cost time at every call.
 func (r *Runner) script(p *Policy, body string) *redis.Script {
 	name := body + " " + strings.Join(p.Algorithms, " ")
 	made, known := r.made.Load(name)

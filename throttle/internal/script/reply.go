@@ -35,7 +35,7 @@ const Slots = -1
 // tags.
 type Answer struct {
 	Status  int64         `json:"-"`
-	At      int64         `json:"-"`       // when this was decided; when it was granted, if it was before
+	At      int64         `json:"-"`       // when this was decided, or was granted by an earlier copy of the call
 	Time    int64         `json:"time"`    // the expected start
 	Latest  int64         `json:"latest"`  // the expected start's upper bound; 0 if none is known
 	Binds   int64         `json:"binds"`   // the number of the window that delays it for longest, from 1; Slots, or 0
@@ -45,7 +45,7 @@ type Answer struct {
 	Adapted AdaptedAnswer `json:"adapted"` // zero if that is the published rate
 	Left    Left          `json:"left"`    // zero if that is not known
 	Before  []int64       `json:"before"`  // by window, the cost before this correction; nil if it was never corrected
-	Fits    []int64       `json:"fits"`    // by window, when the cost fits, 0 for at once; after what waits if the line was asked
+	Fits    []int64       `json:"fits"`    // by window, when the cost fits, 0: at once; of a line, unless joined, after what waits
 	Used    []int64       `json:"-"`       // by window, its units; nil unless hasWindows
 	Resets  []int64       `json:"-"`       // by window, when nothing is counted any more
 	Err     error         `json:"-"`       // *ReplyError, if the status is Failed, or of go-redis, if there is no answer

@@ -39,7 +39,7 @@ type Request struct {
 	Ticket   string   `json:"-"`                // made by TicketName; empty if it does not wait
 	Keys     []string `json:"-"`                // of the scopes, made by ScopeKey
 	Cost     string   `json:"-"`                // such as "requests=1,tokens=5"; may be empty
-	*Place            // nil if no line is asked
+	*Place            // nil if the verb needs none
 
 	Actual  []int64  `json:"actual,omitempty"`  // of Settle: units by window, below 0 if they stay
 	Never   []int    `json:"never,omitempty"`   // of Cancel, PutBack and Renew: windows, by numbers from 1, that never counted it

@@ -2,8 +2,8 @@
 // their texts from lua/, encodes calls, decodes replies, and gathers requests into calls. It does not know
 // throttle.Policy: package throttle makes the requests.
 //
-// The KEYS of a call are that of the line's count and, on a Cluster, one that never exists. Its arguments begin with
-// a header (Runner.call) and go on with requests (Request) or the fields of a take (TakeRequest).
+// The KEYS of a call are the key of the line's count and, on a Cluster, one that never exists. Its arguments are a
+// header (Runner.call), and then requests (Request) or the fields of a take (TakeRequest).
 package script
 
 import (
@@ -67,7 +67,7 @@ func toJSON(value any) string {
 	return strings.TrimPrefix(string(text), "{}")
 }
 
-// listsText returns the windows' lists for a call at the time now (us; 0: of this machine), as JSON by their names.
+// listsText returns the windows' lists for a call at the time now (us; 0: this machine's), as JSON by their names.
 func (p *Policy) listsText(now int64) string {
 	around, lists := time.Now(), map[string]string{}
 	if now > 0 {

@@ -111,7 +111,7 @@ func (c *EnqueueCall) SetHeader(name, value string) {
 }
 
 // EnqueueOf recognises a call by which asynq's client enqueues a task: its enqueue, enqueueUnique,
-// schedule or scheduleUnique. Their types tell its arguments apart: the message, a time, and the seconds of
+// schedule or scheduleUnique. Its arguments are told apart by their types: the message, a time, and the seconds of
 // a lock. TestCallsOfAsynqsClient compares this with the asynq in use.
 func EnqueueOf(args []any) (call EnqueueCall, ok bool) {
 	keys, rest, _ := scriptCall(args)

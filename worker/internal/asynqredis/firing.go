@@ -33,11 +33,11 @@ const (
 // Name returns the firing's name, unique in its batch, such as 20260102T020000Z.
 func (f Firing) Name() string { return f.Tick.UTC().Format(tickLayout) }
 
-// IDs returns the prefix of the IDs of the firing's tasks. Their indexes follow it.
-func (f Firing) IDs() string { return firingPrefix + f.Batch + ":" + f.Name() + ":" }
+// IDPrefix returns the prefix of the IDs of the firing's tasks. Their indexes follow it.
+func (f Firing) IDPrefix() string { return firingPrefix + f.Batch + ":" + f.Name() + ":" }
 
 // ID returns the ID of the task at an index.
-func (f Firing) ID(index int) string { return f.IDs() + strconv.Itoa(index) }
+func (f Firing) ID(index int) string { return f.IDPrefix() + strconv.Itoa(index) }
 
 // FiringOf returns the firing and the index of a task. It reports false for a task of no firing.
 func FiringOf(task Ref) (f Firing, index int, ok bool) {
@@ -205,14 +205,14 @@ const (
 // Move sets aside, releases, deletes or retries tasks of a firing.
 func (c *Client) Move(ctx context.Context, f Firing, verb string, indexes []int) error {
 	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
-	head := []any{f.taskPrefix(), f.IDs(), time.Now().Unix(), verb}
+	head := []any{f.taskPrefix(), f.IDPrefix(), time.Now().Unix(), verb}
 	_, err := forTasks[any](ctx, c, "batch_move", f.Queue, all, head, indexes, addIndex)
 	return err
 }
 
 func addIndex(args []any, index int) []any { return append(args, index) }
 
-func (f Firing) taskPrefix() string { return prefix(f.Queue) + "t:" + f.IDs() }
+func (f Firing) taskPrefix() string { return prefix(f.Queue) + "t:" + f.IDPrefix() }
 
 // counts returns the keys that count the firing's tasks.
 func (f Firing) counts() []string { return []string{f.key(""), f.key(fates)} }

@@ -45,7 +45,7 @@ type Move struct {
 
 const (
 	AnyKey = "any"  // matches a task that is scheduled or to be retried
-	Look   = "look" // leaves the task where it is
+	Look   = "look" // leaves the task where it is; for AnyKey alone
 )
 
 // What became of a task.

@@ -20,7 +20,7 @@ const (
 	tasksPerPending = 3
 )
 
-// takePending dequeues pending tasks, unless none came a moment ago and set.goesFirst is false. It reports if any came.
+// takePending dequeues pending tasks; without set.goesFirst not just after none came. It reports if any came.
 func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	now := time.Now()
 	if !set.goesFirst && now.Before(set.lookAt) {

@@ -28,7 +28,7 @@ end
 -- add_lease inserts a lease in the order of expiry.
 local function add_lease(st, expires, units, id)
   local entry = pack7(expires) .. pack7(units) .. id
-  local i = #st.data + 1 -- a later lease may end sooner: the policy's was longer before
+  local i = #st.data + 1 -- a newer lease may end sooner, if the policy's lease was longer before
   while i > st.first and unpack7(st.data, i - LEASE) > expires do i = i - LEASE end
   st.data = sub(st.data, st.first, i - 1) .. entry .. sub(st.data, i)
   st.first = 1

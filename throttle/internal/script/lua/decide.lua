@@ -24,7 +24,7 @@
 --             release                    nothing was held
 --             renew                      a lease is lost
 --             settle                     nothing changes
---             leave, refresh, expect     nothing waits there
+--             leave, expect              nothing waits there (refresh: in the whole line)
 --             pause                      for no scope it was news (`pause` in upstream.lua)
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --
@@ -62,7 +62,7 @@ local verbs = {
     local line = call.line
     local joined = r.ticket and line and line.flow_name(r.ticket)
     if earlier_status == 3 and not joined then return 3, now, now, now end -- a server has taken it since
-    local time = windows.fits_at(call, list, r.costs, now, fits)
+    local time = windows.fits_at(list, r.costs, now, fits)
     if time <= now and not r.paused and
       (not line or r.at > 0 or not line.somebody_waits(r, joined and r.ticket)) then
       grant(call, r, list, now)
@@ -110,7 +110,7 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  if r.paused and r.paused <= now then -- over: a free request, which reserves only due to it, is exempt
+  if r.paused and r.paused <= now then -- it is over: a free request, which reserves only for a pause, is exempt
     r.paused = nil
     local joined_before = record and byte(record, 8 * count) == 3
     if op == 'reserve' and settings and settings.free and r.at == 0 and not joined_before then op = 'exempt' end

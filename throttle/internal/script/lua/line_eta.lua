@@ -4,7 +4,7 @@
 --   expected(flow, list, from, costs, behind, all_first, fits) -> expected, latest, binds, earliest
 --     of a ticket with these costs after all tickets of the flow, or after `behind` of them. list are the
 --     flow's scopes, and `from` is their time. all_first: all tickets that wait at the scopes go first, as for
---     a request without a place in line. fits, if any, gets by window when the costs fit there, 0 for at once
+--     a request without a ticket. fits, if any, gets by window when the costs fit there, 0 for at once
 --
 -- Until a ticket starts, the first of all waiting tickets lacks room in a window. So the latest start is the sum of
 -- the windows' waits, if all go first that may, plus resets missed in one window while another delays tickets. It
@@ -80,7 +80,7 @@ local function new_eta(L)
   end
 
   -- let_in returns the scopes as they will be when the upstream lets in a ticket with these costs, and that time.
-  -- Only windows of scopes with an upstream's answer wait for it: see `since`.
+  -- Only scopes with an upstream's answer count that wait: see `since`.
   local function let_in(list, at, costs)
     local time = at
     for s = 1, #list do

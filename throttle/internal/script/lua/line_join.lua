@@ -13,7 +13,7 @@ local function new_join(L)
   local function fair() return once(new_fair, L) end
   local function places() return once(new_places, L) end
   local function order() return once(new_order, L, {}, false) end
-  local unwritten = false -- whether a ticket joined in this call whose place Redis does not know yet
+  local unwritten = false -- whether a ticket joined in this call that Redis does not know yet
 
   -- flow_for returns the flow of a request: the one that waits, or a new one.
   local function flow_for(r)
@@ -127,7 +127,7 @@ local function new_join(L)
     return false
   end
 
-  -- expect returns expected, latest, binds and earliest of a request without a place in line.
+  -- expect returns expected, latest, binds and earliest of a request without a ticket.
   local function expect(r, list, at, fits)
     return expected(flow_for(r), list, at, windows.costs_of(call, r.costs_text), nil, true, fits)
   end

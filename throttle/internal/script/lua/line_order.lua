@@ -1,6 +1,6 @@
 -- line_order.lua: who goes first at a scope: queues and classes.
 --
--- A side is the tickets of one class in one queue: docs/explanation/line.md says how sides share a scope. Besides:
+-- A side is the tickets of one class in one queue: docs/explanation/line.md says how sides share a scope. Here more:
 --
 -- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later if live ones wait.
 --
@@ -9,11 +9,11 @@
 -- leases, until LATE after that fits; else within LATE of its server's next appointment. Later it saves up no turns.
 -- A batch that live tickets delay catches up at narrower scopes.
 --
--- Key, behind the prefix P of the policy:
+-- Key, after the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
 --              and 1 if both classes waited at the last grant
 --
--- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a newcomer. What
+-- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a reserve. What
 -- is known of a scope is its standings: the entries of the sides that wait there, by queue and in a list; V; when the
 -- next ticket of a batch goes; and the tags that were kept.
 

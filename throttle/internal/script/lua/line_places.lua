@@ -32,7 +32,7 @@ local function new_places(L)
     return list, at
   end
 
-  -- opens_at returns when a window may have room for a flow's costs, if so many units go first: then it is looked at
+  -- opens_at returns when a window may have room for a flow's costs after `ahead` units: then it is looked at
   -- again. For claims, full windows with leases are looked at more often.
   local function opens_at(flow, scope, i, at, cost, ahead)
     local st, algorithm = scope.states[i], call.windows[i].algorithm
@@ -183,7 +183,7 @@ local function new_places(L)
     end
   end
 
-  -- remove removes a ticket from the line. It returns whether it waited.
+  -- remove removes a ticket from the line, and returns whether the ticket waited.
   function places.remove(id)
     local name = L.flow_name(id)
     if not name then return false end

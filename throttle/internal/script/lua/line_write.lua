@@ -1,5 +1,5 @@
 -- line_write.lua: writes the changes of a line to Redis. Requests of a call only note changes, all of hashes and most
--- of sorted sets, so that each key is written once.
+-- of sorted sets, so that keys are written seldom.
 
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 local function add_writing(L)

@@ -1,7 +1,7 @@
 -- request.lua: reads one request of a call, and grants it. Most calls do not need the functions of request_more.lua.
 --
--- A request r is a table with the values and fields of decide.lua that were sent. If they were not, ticket is false,
--- and at and hold are 0. It also has:
+-- A request r is a table with the values and fields of decide.lua that were sent. The others are nil, but ticket is
+-- false, and at and hold are 0. It also has:
 --   costs, costs_text  by window, and as text
 --   suffixes           the keys of its scopes; nil if r is `plain`, below
 --   known              if `lost` is set: the record of the last call of the process
@@ -20,7 +20,7 @@
 
 local RECORD_MS = 60000 -- the time in which a repeated call is recognised
 
--- Requests without a ticket, fields and a line share one table, as nothing keeps them.
+-- Requests with neither ticket nor fields nor a line share one table, as nothing keeps them.
 local plain = {op = '', costs = false, costs_text = '', ticket = false, place = '', at = 0, hold = 0}
 
 local function read_place(r)

@@ -7,7 +7,7 @@
 --   line_of(r) -> J                            the functions of line_join.lua, set up once; it reads the
 --                                              request's place, if there is one
 --   denied(r, list, now, fits, time) -> status, at, expected, latest, binds
---                                              the answer to a denied request without a place in line
+--                                              the answer to a denied request without a ticket
 --   fields(r, list, now, fits, time, latest, binds, nudge) -> text
 --                                              the fields of the answer; fits: false without windows
 
@@ -21,7 +21,7 @@ end
 
 local function too_late(r, expected, latest, earliest)
   local now = call.now
-  -- If no latest start is known, the wait counts as 2 us or the pause, the longer: only a lower max_wait refuses r.
+  -- If no latest start is known, the wait counts as 2 us, or as a longer pause: only a lower max_wait refuses r.
   local wait = latest > 0 and latest - now or max(min(expected - now, 2), (r.paused or now) - now)
   if r.max_wait and wait > r.max_wait then return 4 end
   if r.deadline and earliest - now > r.deadline then return 7 end
@@ -39,7 +39,7 @@ end
 local function denied(r, list, now, fits, time)
   if r.paused then
     list, now = resumed(r, list, now)
-    time = windows.fits_at(call, list, r.costs, now, {})
+    time = windows.fits_at(list, r.costs, now, {})
   end
   local latest, binds, earliest = time, 0, now
   if call.line then

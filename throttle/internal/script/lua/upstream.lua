@@ -92,7 +92,7 @@ local function new_upstream()
     return wait, changes
   end
 
-  -- spread_at returns when a window may grant after `ahead` units while grants are spread, nil if it does not adapt.
+  -- spread_at returns when a window may grant after `ahead` units while grants are spread; nil: they are not there.
   local function spread_at(scope, st, now, adapted, ahead)
     local period, _, ten_calls = shortest(scope)
     if not st.stated or st.stated ~= period then return nil end

@@ -23,13 +23,13 @@ local function new_verbs(call)
   end
 
   function verbs.observe(r, list, now, fits)
-    local time = windows.fits_at(call, list, r.costs, now, fits)
+    local time = windows.fits_at(list, r.costs, now, fits)
     verbs.exempt(r, list, now)
     return 1, now, time > now and time or nil
   end
 
   function verbs.peek(r, list, now, fits)
-    local time, line = windows.fits_at(call, list, r.costs, now, fits), call.line
+    local time, line = windows.fits_at(list, r.costs, now, fits), call.line
     if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
       return denied(r, list, now, fits, time)
     end
@@ -52,7 +52,7 @@ local function new_verbs(call)
     local low, high, binds
     if call.line and r.flow then low, high, binds = call.line.expect_ticket(r, list, now, fits) end
     if low then return 6, call.now, low, high, binds end
-    return 8, call.now, windows.fits_at(call, list, r.costs, now, fits)
+    return 8, call.now, windows.fits_at(list, r.costs, now, fits)
   end
 
   -- look_again makes the nodes of a request's scopes due, so that a take looks at the flows there.

@@ -65,7 +65,7 @@ windows = {
     return settings
   end,
 
-  -- align brings scopes to the time of Redis, or of their last change if the clock was set back, and returns it.
+  -- align brings scopes to the time of Redis, or of their last change if the clock was set back. It returns the time.
   align = function(call, list)
     local now = call.now
     for s = 1, #list do
@@ -79,7 +79,7 @@ windows = {
 
   -- fits_at returns the earliest time at which the costs fit all windows of the scopes. `fits` gets by
   -- window the time at which they fit that one, 0 for at once.
-  fits_at = function(call, list, costs, now, fits)
+  fits_at = function(list, costs, now, fits)
     local time = now
     for s = 1, #list do
       local numbers = list[s].spec.windows

@@ -187,7 +187,10 @@ func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Fir
 // perhaps none runs elsewhere.
 func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.Firing, verb batchVerb) error {
 	if verb.request != nil {
-		if err := verb.request(s, ctx, f); err != nil {
+		switch err := verb.request(s, ctx, f); {
+		case errors.Is(err, batch.ErrNoFiring):
+			return inputError{err}
+		case err != nil:
 			return err
 		}
 	}

@@ -123,7 +123,7 @@ func (c *ControlCommand) sign() error {
 	case strings.TrimSpace(c.author.Why) == "":
 		return badInput("--why is missing: must be the reason of the change")
 	case c.needsFor && (c.For <= 0 || c.For > control.MaxTTL):
-		return badInput("--for %v: must be how long, such as 10m, above 0 and at most %v", c.For, control.MaxTTL)
+		return badInput("--for %v: must be given, such as 10m: above 0 and at most %v", c.For, control.MaxTTL)
 	case strings.TrimSpace(c.author.Who) == "":
 		return badInput("--by is missing, and $USER is not set: must be who makes the change")
 	}

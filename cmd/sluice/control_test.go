@@ -75,7 +75,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 			want(t, exitBadInput, "must be yes or no")
 		run("limits", "override", "api", "acme", "--weight=-1", "--for", "1h", "--why", "x").want(t, exitBadInput, "weight -1: must be 0.001 to 1000000")
 		run("limits", "override", "api", "acme", "--for", "1h", "--why", "x").want(t, exitBadInput, "needs --window, --weight or --exempt")
-		run("limits", "override", "api", "acme", "--weight", "2", "--why", "x").want(t, exitBadInput, "--for 0s: must be how long, such as 10m, above 0 and")
+		run("limits", "override", "api", "acme", "--weight", "2", "--why", "x").want(t, exitBadInput, "--for 0s: must be given, such as 10m: above 0")
 		says(run("pause", "api", "--for", "10m", "--why", "down"), "api is paused until ")
 		says(run("pause", "api", "zeta", "--for", "10m", "--why", "asked"), `tenant "zeta" of api is paused until `)
 		e := run("pause", "api", "zeta", "--for", "10m", "--why", "asked again", "--by", "ben")

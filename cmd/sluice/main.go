@@ -19,7 +19,6 @@ import (
 	"github.com/sluice-go/sluice/cmd/sluice/internal/show"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
-	"github.com/sluice-go/sluice/worker/batch"
 )
 
 func main() {
@@ -55,9 +54,8 @@ func badUsage(format string, args ...any) error { return usageError{fmt.Errorf(f
 
 // isBadInput reports whether nothing was run because of what the user gave.
 func isBadInput(err error) bool {
-	var unknownTopic cli.ExitCoder // of the help
-	return errors.As(err, &inputError{}) || errors.As(err, &usageError{}) || errors.As(err, &unknownTopic) ||
-		errors.As(err, new(*throttle.PolicyError)) || errors.As(err, new(control.InputError)) || errors.Is(err, batch.ErrNoFiring)
+	return errors.As(err, &inputError{}) || errors.As(err, &usageError{}) || errors.As(err, new(cli.ExitCoder)) || // of the library
+		errors.As(err, new(*throttle.PolicyError)) || errors.As(err, new(control.InputError))
 }
 
 // errShown sets the exit code alone: the command's output says what failed.

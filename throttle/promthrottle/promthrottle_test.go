@@ -110,6 +110,7 @@ func TestMetricsOfALimiter(t *testing.T) {
 		m.Observe(throttle.Decision{FailedOpen: throttle.ErrUnavailable, Granted: true, Policy: "api", Tenant: "b"})
 		m.Observe(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", Wait: time.Second}, Policy: "api", Tenant: "b"})
 		m.Observe(throttle.Decision{Granted: true, Observed: &throttle.Observed{By: "hour", NeverFits: true}, Policy: "api", Tenant: "b"})
+		wantSeries(t, registry, `sluice_policies_unusable_total{} 0`)
 		m.Observe(throttle.Publication{Err: throttle.ErrUnknownPolicy, Version: 8})
 		wantSeries(t, registry, `sluice_policies_version{} 0`)
 		m.Observe(throttle.Publication{Version: 7})

@@ -120,12 +120,12 @@ func (c *Counter) write(l *throttle.Limiter) {
 	ctx, cancel := context.WithTimeout(context.Background(), writeTimeout)
 	defer cancel()
 	inLine := map[string]int64{} // waiting tickets of each policy where anything happened
-	if l.Ping(ctx) != nil {
-		return
-	}
 	for _, line := range l.Lines() {
-		if n, _ := l.Line(line).Len(ctx); n > 0 { // a line that cannot be read keeps none of the others' sums
+		switch n, err := l.Line(line).Len(ctx); {
+		case n > 0:
 			inLine[throttle.PolicyOf(line)] += n
+		case err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE"): // which holds up no other line's sums
+			return
 		}
 	}
 	c.mu.Lock()

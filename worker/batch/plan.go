@@ -25,7 +25,7 @@ type Plan struct {
 	Tick  time.Time `json:"tick"`
 
 	Total    int      `json:"total"`    // tasks that the batch has
-	Rejected int      `json:"rejected"` // tasks that cannot be enqueued
+	Rejected int      `json:"rejected"` // tasks that cannot be enqueued by what they ask for, and the limits in force
 	Duration Duration `json:"duration"`
 
 	// Finish is when the last task is expected to end, or to start if the Duration is unknown. It is zero if no task

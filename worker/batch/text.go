@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// String returns the plan in sentences, without its tenants. Times are UTC.
+// String returns the plan in sentences, without the rows of its tenants. Times are UTC.
 func (p Plan) String() string {
 	text := p.finish() + p.verdict()
 	if i := slices.IndexFunc(p.Tenants, func(t TenantPlan) bool { return t.Reason != "" }); i >= 0 {

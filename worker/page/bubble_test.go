@@ -117,7 +117,7 @@ func TestThePageWaitsForRedisInTime(t *testing.T) {
 			p.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
 			took := time.Since(begun)
 			says := strings.Contains(w.Body.String(), `id="down"`)
-			expect.That(t, took <= 1500*time.Millisecond && says == down && (down || path != "/" || strings.Contains(w.Body.String(), "Nothing needs you")),
+			expect.That(t, took <= 1500*time.Millisecond && says == down && (down || path != "/" || strings.Contains(w.Body.String(), "The Redis of the queues: ")),
 				path, "after", took, "it says", w.Body)
 		}
 		time.Sleep(time.Minute) // until all calls have ended

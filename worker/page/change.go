@@ -127,6 +127,7 @@ func (p *Page) inTime(ctx context.Context, a *action) (*preview, error) {
 	case <-time.After(viewWithin):
 	}
 	if a.claimed.CompareAndSwap(false, true) {
+		p.recent.fails() // the page after it has less time to find that out
 		return nil, errSilent
 	}
 	return nil, errLate

@@ -177,7 +177,7 @@ func (pv *policyView) bind() {
 func (pv *policyView) status() status {
 	starving := ""
 	if n := len(pv.Starving); n > 0 {
-		starving = fmt.Sprintf("%d %s", n, plural(n, "tenant starves", "tenants starve"))
+		starving = fmt.Sprintf("%d tenant%s", n, map[bool]string{true: " starves", false: "s starve"}[n == 1])
 	}
 	switch full := pv.Window != nil && pv.Window.Remaining == 0; {
 	case pv.At.IsZero() || pv.Error != "" && pv.Waiting == 0 && len(pv.Windows) == 0:
@@ -247,11 +247,4 @@ func (pv *policyView) tenant(v view, t inspect.State) status {
 		st.Word += ","
 	}
 	return st
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return one
-	}
-	return many
 }

@@ -200,22 +200,22 @@ func (p *Page) open() (names []string) {
 	return names
 }
 
-func (p *Page) servers(ctx context.Context) []*asynq.ServerInfo {
+func (p *Page) servers(ctx context.Context) ([]*asynq.ServerInfo, error) {
 	if p.config.Inspector == nil {
-		return nil
+		return nil, nil
 	}
-	servers, _ := remember(&p.asynq, ctx, "servers", func(context.Context) ([]*asynq.ServerInfo, error) {
+	return remember(&p.asynq, ctx, "servers", func(context.Context) ([]*asynq.ServerInfo, error) {
 		return p.config.Inspector.Servers()
 	})
-	return servers
 }
 
 // home shows the policies of one list, in order of their trouble.
 func (p *Page) home(ctx context.Context, v *view, names []string) {
 	policies := make([]policyView, len(names))
 	var servers []*asynq.ServerInfo
+	var err error
 	var all sync.WaitGroup
-	all.Go(func() { servers = p.servers(ctx) })
+	all.Go(func() { servers, err = p.servers(ctx) })
 	for i, name := range names {
 		all.Go(func() { policies[i] = p.policy(ctx, v, inspect.Query{Policy: name}) })
 	}
@@ -225,6 +225,11 @@ func (p *Page) home(ctx context.Context, v *view, names []string) {
 		return cmp.Or(cmp.Compare(b.Status.Trouble, a.Status.Trouble), cmp.Compare(b.Longest, a.Longest), cmp.Compare(a.Policy, b.Policy))
 	})
 	v.headline(policies)
+	if err != nil {
+		servers = nil // they are of before
+		v.Headline = headline{Class: "act", Text: "The Redis of the queues: " + err.Error()}
+		v.Title = v.Headline.Text + " · Sluice"
+	}
 	v.strip(policies, servers)
 	switch v.Asked.Sort {
 	case "name":

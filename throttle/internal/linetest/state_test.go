@@ -176,9 +176,9 @@ func TestStateOfShards(t *testing.T) {
 func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	t.Helper()
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h})
-	p.Shards = 3
+	p.Shards = 12
 	l := limitertest.New(t, client, p)
-	for i := range 12 {
+	for i := range 60 {
 		tenant := fmt.Sprint("t", i)
 		r := throttle.Request{Policy: "p", Tenant: tenant, Ticket: limitertest.Ticket(tenant)}
 		expect.Must(t, expect.ErrOf(l.Line(l.LineOf("p", tenant)).Join(t.Context(), []throttle.Request{r})))
@@ -189,28 +189,28 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 		for _, tenant := range got.Tenants {
 			seen = append(seen, tenant.Tenant)
 		}
-		expect.Require(t, got.Waiting == 12 && len(got.Queues) == 1 && got.Queues[0].Waiting == 12, got)
+		expect.Require(t, got.Waiting == 60 && len(got.Queues) == 1 && got.Queues[0].Waiting == 60, got)
 		if after = got.Next; after == "" {
 			break
 		}
 	}
 	slices.Sort(seen)
-	expect.That(t, len(seen) == 12 && len(slices.Compact(seen)) == 12, seen)
+	expect.That(t, len(seen) == 60 && len(slices.Compact(seen)) == 60, seen)
 	e, err := inspect.Of(l).Explain(t.Context(), limitertest.Ticket("t7"))
 	expect.That(t, err == nil && e.Tenant == "t7" && e.Position == 1, e, err)
 	now, then, err := inspect.Of(l).Simulate(t.Context(), p)
-	expect.That(t, err == nil && now.Count == 12 && !now.Expected.IsZero() && !then.Expected.IsZero(), now, then, err)
+	expect.That(t, err == nil && now.Count == 60 && !now.Expected.IsZero() && !then.Expected.IsZero(), now, then, err)
 	expect.Must(t, l.Ping(t.Context()))
 	one := state(t, l, inspect.Query{Tenant: "t7"})
 	expect.That(t, len(one.Tenants) == 1 && one.Tenants[0].Waiting == 1 && one.Next == "", one)
 	expect.Must(t, l.SetPolicies(nil))
 	page := state(t, l, inspect.Query{})
 	for _, tenant := range page.Tenants {
-		expect.Must(t, l.Line("p/1of3").Leave(t.Context(), limitertest.Ticket(tenant.Tenant)))
+		expect.Must(t, l.Line("p/10of12").Leave(t.Context(), limitertest.Ticket(tenant.Tenant)))
 	}
-	expect.Must(t, expect.ErrOf(l.Line("p/1of3").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1})))
+	expect.Must(t, expect.ErrOf(l.Line("p/10of12").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{"q": 1}, Max: 1})))
 	rest := state(t, l, inspect.Query{After: page.Next})
-	expect.That(t, len(rest.Tenants) > 0 && l.LineOf("p", rest.Tenants[0].Tenant) == "p/2of3", "without the first shard of a removed policy:", rest)
+	expect.That(t, len(rest.Tenants) > 0 && l.LineOf("p", rest.Tenants[0].Tenant) == "p/11of12", "without the first shard of a removed policy:", rest)
 }
 
 func TestStateOfAnExemptTenantThatIsPaused(t *testing.T) {

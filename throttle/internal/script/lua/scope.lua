@@ -195,7 +195,7 @@ scopes = {
   read = read,
   reload = reload,
 
-  -- later returns copies of scopes as of a later time, if nothing is granted or renewed. st.before: the state of now.
+  -- later returns copies of scopes as of a later time, if nothing is granted or renewed. st.before: their leases of now.
   later = function(list, time)
     local copies = {}
     for s = 1, #list do

@@ -68,7 +68,7 @@ type Finish struct {
 // down (Policy.KeepRate), priorities of queues, and who holds slots now. Errors may be *throttle.RequestErrors.
 func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	for name, n := range o.Limits {
-		if s.Limits[name] == 0 && len(s.Limits) > 0 || n < 1 { // of no demands no limits are known
+		if s.Limits[name] == 0 && len(s.backlogs) > 0 || n < 1 { // without demands no windows are known
 			return Plan{}, &throttle.RequestError{Field: "limit", Value: fmt.Sprintf("%s=%d", name, n),
 				Hint: "must be at least 1, of one of " + strings.Join(slices.Sorted(maps.Keys(s.Limits)), ", ")}
 		}

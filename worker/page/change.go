@@ -127,7 +127,9 @@ func (p *Page) inTime(ctx context.Context, a *action) (*preview, error) {
 	case <-time.After(viewWithin):
 	}
 	if a.claimed.CompareAndSwap(false, true) {
-		p.recent.fails() // the page after it has less time to find that out
+		if _, good := p.recent.outage(); time.Since(good) > viewWithin { // the next page has less time to find that out
+			p.recent.fails()
+		}
 		return nil, errSilent
 	}
 	return nil, errLate

@@ -227,7 +227,7 @@ func (p *Page) home(ctx context.Context, v *view, names []string) {
 	v.headline(policies)
 	if err != nil {
 		servers = nil // they are of before
-		v.Headline = headline{Class: "act", Text: "The Redis of the queues: " + err.Error()}
+		v.Headline = headline{Class: "act", More: v.Headline.More, Text: "The Redis of the queues: " + err.Error()}
 		v.Title = v.Headline.Text + " · Sluice"
 	}
 	v.strip(policies, servers)

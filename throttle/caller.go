@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// A Caller tells the calls of a running job whose they are, and records whether the upstream refused one. Their
-// context carries it. Its methods are safe for concurrent use. Decision and Request must not change once the job
-// runs.
+// A Caller says which running job makes a call, and records whether the upstream refused one. The context of calls
+// carries it. Its methods are safe for concurrent use. Decision and Request must not change once the job runs.
 //
 // Package worker makes one for each task. A handler uses the worker.Job of its context instead.
 type Caller struct {

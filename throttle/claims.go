@@ -31,7 +31,7 @@ type claims struct {
 // A waiter is one call that waits in place.
 type waiter struct {
 	request Request
-	taken   chan TakenTicket // gets the ticket of its claim; closed without one, the claim has to join again
+	taken   chan TakenTicket // gets the ticket of its claim; if closed without one, the claim has to join again
 }
 
 // add lets a call wait for the ticket of its claim.

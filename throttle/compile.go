@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A compiledPolicy is one shard of a policy, with all computed that does not depend on a request.
+// A compiledPolicy is one shard of a policy, with all that can be computed before there is a request.
 type compiledPolicy struct {
 	Policy            // with defaults
 	line     string   // its name: see Policy.lineOfShard
@@ -74,8 +74,8 @@ func (l *Limiter) compile(p Policy, line string) *compiledPolicy {
 	cp.flowMark = script.FlowMark(sp.Scopes)
 	for i, w := range p.Windows {
 		if p.Observe && algorithms[w.Algorithm].ForgetsExcess {
-			// A denied request would be charged later than now. Windows that forget what is over the limit
-			// cannot show that. As GCRA windows they are virtual queues, which drain at the rate of the limit.
+			// Without Observe, units over the limit would be charged later. Windows that forget them cannot show it.
+			// As GCRA windows they are virtual queues, which drain at the rate of the limit.
 			w.Algorithm, w.Burst = AlgorithmGCRA, w.Limit
 		}
 		a := algorithms[w.Algorithm]

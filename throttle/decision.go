@@ -140,7 +140,7 @@ func (d Decision) EarliestReset() time.Duration {
 	return earliest
 }
 
-// What may bind beside windows, whose names have no spaces.
+// What may bind beside windows. Each text has a space, which no name of a window has.
 const (
 	ByPause    = "a pause"                 // by operators
 	ByUpstream = "a pause by the upstream" // after a refusal

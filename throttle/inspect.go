@@ -36,7 +36,7 @@ type Standing struct {
 	Policy   Policy   // of the line
 	Removed  bool     // the policy is in force no more
 	Weight   float64  // of its tenant
-	Free     bool     // it is not denied but by pauses: the tenant is exempt, or the policy observes
+	Free     bool     // only pauses may deny it: the tenant is exempt, or the policy observes
 
 	operation *operation
 }

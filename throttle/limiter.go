@@ -46,7 +46,7 @@ type Config struct {
 	// Client is a client of Redis, single or cluster. It is required. The caller closes it.
 	Client redis.UniversalClient
 
-	// Logger gets pauses and changed rates by the refusals of upstreams, policies that SetPolicies changes, panics of
+	// Logger gets pauses and changed rates after refusals by upstreams, policies that SetPolicies changes, panics of
 	// the other fields' functions, and what package control puts in force. The default is slog.Default().
 	Logger *slog.Logger
 

@@ -310,7 +310,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
 	case a.Status == script.OverMaxWait:
 		cause := fmt.Errorf("may wait for %v, longer than %v: %w",
-			roundUp(max(d.Latest, d.RetryIn)), max(0, o.request.MaxWait), context.DeadlineExceeded)
+			roundUp(max(d.Latest, d.RetryIn)), max(0, o.request.MaxWait.Truncate(time.Microsecond)), context.DeadlineExceeded)
 		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
 	case a.Status == script.OverDeadline:
 		err = tooLate(o.request, d)
@@ -328,7 +328,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 // binds returns Decision.Binds of a denial, or of a taken ticket.
 func (o *operation) binds(a script.Answer, d Decision) string {
 	p, starts := d.Pause, d.At.Add(d.RetryIn)
-	// A pause by hand still binds if the wait after it is no longer than the pause, which then delays for longest.
+	// A pause by hand also binds if the wait goes on after it, for no longer than the pause: that delays longest.
 	paused := p != nil && (!starts.After(p.Until) || p.ByHand && starts.Sub(p.Until) <= p.Until.Sub(d.At))
 	switch {
 	case d.RetryIn <= 0:

@@ -50,7 +50,7 @@ type Policy struct {
 	FailOpen bool
 
 	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are spread evenly
-	// over the period, until no call was refused for the time of 600 calls, at least a minute and at most an hour.
+	// over the period, until no call was refused for as long as 600 calls take: at least a minute, at most an hour.
 	// Later refusals lower the rate by an eighth, at most once in half a period or 30 s, the shorter, down to a 64th
 	// of the limit. It then grows again. All workers adapt so, in the counts that UpstreamShared selects, by windows
 	// of the shortest period; Calendar and Concurrency windows do not.

@@ -16,7 +16,7 @@ const (
 	followWithin   = 2 * time.Second  // in which other processes learn of interventions
 )
 
-// maintain, after a take, notes that a removed policy's line is empty, or refreshes one in force when due.
+// maintain, after a take, notes that a removed policy's line is empty, or refreshes the line of one in force if due.
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
 	if cp.removed.Load() {
 		if next < 0 {

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it ends, not to
-// exempt tenants either if it is by operators. Of several pauses the longest counts. Tickets in line keep their places.
+// A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it ends. Only those
+// by operators stop exempt tenants, too. Of several pauses the longest counts. Tickets in line keep their places.
 type Pause struct {
 	At     time.Time `json:"at,omitzero"` // when it was reported; zero if it was set by an operator
 	By     string    `json:"by"`          // which limiter reported it (Config.Name), or which operator set it
@@ -94,8 +94,8 @@ type Refusal struct {
 	// Adapted is the rate in force, or nil unless this refusal changed it or began to spread calls.
 	Adapted *Adapted
 
-	// Pause is the length of a pause that begins by this refusal. It is 0 if the refusal only extends one, or if the
-	// policy adapts, the length is a guess, and Adapted is nil.
+	// Pause is the length of a pause that begins by this refusal. It is 0 if the refusal only extends one, or, in a
+	// policy that adapts, if its length is a guess and Adapted is nil.
 	Pause time.Duration
 
 	Policy string

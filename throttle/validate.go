@@ -49,7 +49,7 @@ type problems struct {
 	found []error
 }
 
-// must notes what is invalid, and reports whether it is valid.
+// must notes a value that is not valid, and returns `valid`.
 func (c *problems) must(valid bool, field string, value any, hint string) bool {
 	if !valid {
 		e := c.at

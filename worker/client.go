@@ -28,7 +28,7 @@ type ClientConfig struct {
 
 	// LimiterTimeout bounds a call by which tasks join. A task, or 128 tasks of EnqueueBulk, take up to three such
 	// calls. A task that has not joined by then is enqueued as a plain one (one of a batch stays scheduled), and
-	// joins its line when a worker denies it. The next 100 ms to 1 s no enqueue asks. The default is 250 ms.
+	// joins its line when a worker denies it. For the next 100 ms to 1 s no enqueue asks. The default is 250 ms.
 	LimiterTimeout time.Duration
 }
 

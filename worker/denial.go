@@ -80,7 +80,7 @@ func (s *Server) restoreOptions(
 // lineOf returns the name of the line in which a request waits.
 func (s *Server) lineOf(r throttle.Request) string { return s.limiter.LineOf(r.Policy, r.Tenant) }
 
-// noteUndecided logs that the limiter did not answer, or asynq's Redis, which is asked for its ID first. It
+// noteUndecided logs that the limiter did not answer, or asynq's Redis, when asked which one it is (Database). It
 // returns the decision by which the task waits. The task may have joined the line all the same.
 func (s *Server) noteUndecided(r throttle.Request, cause error) throttle.Decision {
 	s.limiterLog.Failed(cause, "policy", r.Policy, "fails_open", false)

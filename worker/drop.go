@@ -78,7 +78,7 @@ func (l *link) sweep(ctx context.Context, line string, refusedAt time.Time) bool
 
 // drop drops the tasks of a line, or looks at them, page by page, and counts the results of asynqredis.Client.Apply.
 // It removes the tickets of tasks that it moved, or that are gone or have ended. The tenant "" is all tenants. When ctx
-// ends, it finishes the page under way. After about `most` tickets it returns errSweptEnough.
+// ends, it finishes the queue under way. After about `most` tickets it returns errSweptEnough.
 func (l *link) drop(ctx context.Context, line, tenant, to string, most int) (results map[int64]int, err error) {
 	database, err := l.tasks.Database(ctx)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // A task is enqueued in three steps. First asynq's client makes its message (message, capture). Then the message is
-// stored as scheduled (store). At last the task joins its line, and is moved or deleted as its place demands (join).
+// stored as scheduled (store). Then the task joins its line, and is moved or deleted as its place demands (join).
 // In this order a task that is taken always exists. If a step is lost, workers find the task two minutes later.
 
 // An enqueueTask is one task on its way into a line.

@@ -129,7 +129,7 @@ func (e Explanation) why() string {
 	case e.LastError != "":
 		text = "it stands in no line, and workers look at it at " + next + ": " + words.Name(e.LastError)
 	case e.Policy != "":
-		text += ", and joins the line of policy " + e.Policy + " then"
+		text += ", and policy " + e.Policy + " decides about it then"
 	}
 	if e.QueuePaused && e.waits() {
 		text += "; its queue is paused by asynq's tools"

@@ -122,7 +122,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 // Slots of Concurrency windows are held until the handler returns, or Release or Cancel. The error is a
 // *throttle.RequestError if the request cannot fit beside the task's own slots. Others are throttle.Limiter.Wait's.
 //
-// A second call by the task's own policy belongs into the task's cost. A window that is no Concurrency
+// A second call by the task's own policy belongs in the task's cost. A window that is no Concurrency
 // window, and whose limit is too small for both calls, denies the second one at every attempt.
 func (j *Job) Reserve(ctx context.Context, r throttle.Request) (throttle.Reservation, error) {
 	r.MaxWait = -1
@@ -147,7 +147,7 @@ func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservatio
 	if r.Attributes == nil {
 		r.Attributes = task.Attributes
 	}
-	if deadline, ok := ctx.Deadline(); ok {
+	if deadline, ok := ctx.Deadline(); ok && r.MaxHold == 0 {
 		r.MaxHold = max(0, time.Until(deadline))
 	}
 	ctx = throttle.WithCaller(ctx, j.caller) // by which Wait finds the job's slots

@@ -60,7 +60,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // once decided, also a removed policy
 	switch {
 	case !ok && s.isLate(a):
-		return archivedError{tooLate(throttle.Request{}, a.begun)}
+		return archivedError{tooLate(throttle.Request{Deadline: a.Message.Deadline()}, a.begun)}
 	case !ok:
 		fails := s.config.RejectUnmatched && !asynqredis.IsReport(a.Ref)
 		return s.runUncounted(ctx, a, fails, unmatchedError(a.task.Type()))

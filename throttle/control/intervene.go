@@ -53,7 +53,7 @@ func (s *State) add(field, value string) error {
 
 // SetOverride puts an override of one tenant in force for a time, above 0 and at most MaxTTL. It
 // replaces the tenant's earlier one. Its By, Until and Why are ignored. It must fit the published policies.
-// Without a tenant it changes windows of a published policy, shared ones too, for all without an own limit.
+// Without a tenant it changes windows of a published policy, shared ones too, for all without a limit of their own.
 //
 // Errors are a *throttle.PolicyError, an InputError, an error that names MaxInForce, or wrap an error of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, author Author) error {

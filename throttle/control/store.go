@@ -83,7 +83,7 @@ type State struct {
 	// Policies are the published policies, with their defaults. It is nil if none were published.
 	Policies []throttle.Policy
 
-	// Removed are formerly published policies, with the last windows, by which tickets that still wait start.
+	// Removed are policies that were published earlier, as they were last: tickets that still wait start by them.
 	Removed []throttle.Policy `json:",omitempty"`
 
 	// PoliciesErr says why Policies cannot be read, perhaps because this program is older than they are.

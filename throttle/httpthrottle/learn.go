@@ -20,14 +20,14 @@ type learner struct {
 	reported map[string]excess // by policy, unit and scopes
 }
 
-// An excess is how many more units our windows could grant than the upstream, when the latter was reported. Redis
+// An excess is how many more units our windows could grant than the upstream had left when that was reported. Redis
 // subtracts what we grant from the reported units, so an excess that stays the same is not reported again.
 type excess struct {
 	units int64
 	until time.Time // when the upstream resets
 }
 
-// maxReported bounds the memory of a learner: tenants are data.
+// maxReported bounds the memory of a learner, as there may be any number of tenants.
 const maxReported = 10_000
 
 // learn reports a refusal, or else the remaining units, that the response to a call tells of.
@@ -101,7 +101,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	}
 }
 
-// grantable returns the units that our windows have left, and grant by whole periods until the upstream resets.
+// grantable returns the units that our windows have left, with those of whole periods until the upstream resets.
 func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
 		var refills int64

@@ -23,6 +23,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptrace"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -85,7 +86,7 @@ type UnidentifiedError struct {
 
 func (e *UnidentifiedError) Error() string {
 	return fmt.Sprintf("httpthrottle: %s %s: no policy is known for this call: set TransportConfig.Policy, "+
-		"or make it with the context of a job", e.Method, e.Host)
+		"make it with the context of a job, or have TransportConfig.Request return true", e.Method, e.Host)
 }
 
 // A CountedError says that a call was not made, because its job has taken the policy's cost
@@ -218,7 +219,11 @@ func (t *Transport) call(
 		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
 	}
 	ctx, held := d.Reservation.Hold(outer), d.Reservation.Lease() > 0 // by the policy as it is before the call
-	end, reading := func() { release(outer, d.Reservation, t.c.Logger) }, false
+	end, reading := sync.OnceFunc(func() {
+		if err := d.Reservation.Release(outer); err != nil {
+			t.c.Logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out", "policy", d.Policy, "error", err)
+		}
+	}), false
 	defer func() {
 		if !reading { // even if Base or Refusal panics
 			end()
@@ -254,14 +259,6 @@ func (t *Transport) cancel(ctx context.Context, r throttle.Reservation) {
 				"policy", r.Policy, "error", err)
 		}
 	})
-}
-
-// release releases the slots of a call.
-func release(ctx context.Context, r throttle.Reservation, logger *slog.Logger) {
-	if err := r.Release(ctx); err != nil {
-		logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out",
-			"policy", r.Policy, "error", err)
-	}
 }
 
 func detached(ctx context.Context, do func(context.Context)) {

@@ -47,7 +47,7 @@ type BatchTasks struct {
 	Type      string
 }
 
-// Bad returns an *Error about a field of the batch, such as "schedule". Text is shown for a mapping that has it.
+// Bad returns an *Error about a field of the batch, such as "schedule". Of a mapping it shows a value that is text.
 func (b Batch) Bad(field string, value any, hint string) error {
 	o := b.object
 	f, ok := o.fields[field]

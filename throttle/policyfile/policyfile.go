@@ -175,7 +175,7 @@ func (o *object) checkFile(policies []throttle.Policy) {
 }
 
 // checkPolicy validates as much as the errors so far allow: first the policy's own fields, then the
-// whole policy, and at last each of its tenants.
+// whole policy, and then each of its tenants.
 func (o *object) checkPolicy(p throttle.Policy) {
 	alone, whole := p, p
 	alone.Tenants, whole.Tenants = nil, nil

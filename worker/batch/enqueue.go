@@ -25,7 +25,7 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 		return err
 	}
 	chunk := make([]*asynq.Task, 0, chunkSize)
-	flush := func(phase string, tenant, offset int) (want string, err error) {
+	advance := func(phase string, tenant, offset int) (want string, err error) {
 		from := r.Index
 		r.Index += len(chunk)
 		want, err = w.flush(ctx, chunk, from, "phase", phase, "index", r.Index, "tenant", tenant, "offset", offset)
@@ -46,7 +46,7 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 			if chunk = append(chunk, task); len(chunk) < chunkSize {
 				continue
 			}
-			want, err := flush(phaseEnqueue, i, n)
+			want, err := advance(phaseEnqueue, i, n)
 			if err != nil || want != wantRun || !w.b.open(w.f.Tick, time.Now()) {
 				return err
 			}
@@ -58,7 +58,7 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 			return err
 		}
 	}
-	_, err = flush(phaseDrain, len(p.Tenants), 0)
+	_, err = advance(phaseDrain, len(p.Tenants), 0)
 	return err
 }
 

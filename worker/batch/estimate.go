@@ -28,7 +28,7 @@ const (
 	keptExpected = "expected" // of each tenant
 )
 
-// An estimator keeps the expected finish of a firing true.
+// An estimator keeps the expected finish of a firing up to date.
 type estimator struct {
 	*work
 	plan *firingPlan
@@ -47,7 +47,7 @@ func (w *work) estimate(ctx context.Context) {
 	}
 }
 
-// look forecasts the rest of the firing, and writes when it is expected to end. An error delays no look.
+// look forecasts the rest of the firing, and writes when it is expected to end. An error does not delay the next one.
 func (e *estimator) look(ctx context.Context) error {
 	r, err := e.read(ctx)
 	if err != nil || r.Phase != phaseEnqueue && r.Phase != phaseDrain {

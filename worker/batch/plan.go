@@ -99,7 +99,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	return plan, nil
 }
 
-// A firingPlan has a firing's tasks, and when they were expected to end when it began. Redis has its exported fields.
+// A firingPlan has a firing's tasks, and their expected ends as of its begin. Redis has its exported fields.
 type firingPlan struct {
 	Tenants  []tenantTasks `json:"tenants"`
 	Duration Duration      `json:"duration"`
@@ -175,7 +175,7 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 	places, byCost := map[string]int{}, true
 	var order []byte
 	add := func(k *taskKind) {
-		key := fmt.Sprintf("%q %q %q %v", k.Policy, k.Tenant, k.Class, k.Attributes)
+		key := fmt.Sprintf("%q %q %q %q", k.Policy, k.Tenant, k.Class, k.Attributes)
 		if byCost {
 			key += fmt.Sprint(k.Units)
 		}
@@ -309,7 +309,7 @@ func (s *Scheduler) forecast(
 	return all, err
 }
 
-// mostRaised is by how much a limit is multiplied at most to see whether that helps.
+// mostRaised is the largest factor by which a limit is raised to see whether that helps.
 const mostRaised = 1 << 20
 
 // changes returns the smallest changes of limits by which no task is late.

@@ -128,7 +128,7 @@ func (b *compiled) opening(tick time.Time) func(from time.Time) time.Time {
 	}
 }
 
-// startsWithin is how long after it was picked up a task starts, at most: it waits for a slot for half a second, and for
+// startsWithin is the longest time from a task's pick-up to its start: it waits for a slot for half a second, and for
 // the limiter's answer for two. The rest is for calls on the way.
 const startsWithin = 3 * time.Second
 

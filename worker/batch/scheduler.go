@@ -103,7 +103,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve fires one batch on time, and works for its firings without a holder.
+// serve fires one batch on time, and works for those of its firings that have no holder.
 func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -111,7 +111,7 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 	for failed := false; ; {
 		unfinished, delay, err := s.tick(ctx, b)
 		if err != nil && ctx.Err() == nil && !failed {
-			s.config.Logger.Error("batch: Redis does not answer", "batch", b.Name, "error", err)
+			s.config.Logger.Error("batch: the schedule cannot be read or decided", "batch", b.Name, "error", err)
 		}
 		failed = err != nil
 		for _, f := range unfinished {

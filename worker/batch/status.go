@@ -60,7 +60,7 @@ type Status struct {
 	EndedAt time.Time `json:"ended_at,omitzero"`
 
 	// Planned is when the last task was expected to end when the firing began. Finish is when it is expected to end
-	// now: a scheduler that runs keeps it true. It is zero if that is unknown, for instance after Pause or Cancel.
+	// now, which a scheduler that runs keeps up to date. It is zero if unknown, for instance after Pause or Cancel.
 	// Binds is what the last task waits for the longest: a window, or throttle.BySlots; empty if it waits for
 	// nothing. Plan.Unknown lists what Planned and Finish do not count.
 	Planned time.Time `json:"planned,omitzero" redis:"planned"`
@@ -170,7 +170,7 @@ func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 	if s.DelayedBy != "" {
 		s.DelayedSince = time.Unix(r.Since, 0).UTC()
 	}
-	if r.Want == wantPause { // the scheduler that forecast it may have ended
+	if r.Want == wantPause || r.Want == wantCancel { // the scheduler that forecast it may have ended
 		s.Finish, s.Binds, s.Overdue = time.Time{}, "", 0
 	}
 	s.Total = max(r.Index, r.ended())
@@ -238,7 +238,7 @@ func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, erro
 	}
 	for i := range all {
 		switch t := &all[i]; {
-		case t.Waiting == 0 || r.Want == wantPause: // as in status
+		case t.Waiting == 0 || r.Want == wantPause || r.Want == wantCancel: // as in status
 		case data == "" && !r.Finish.IsZero(): // nobody has looked yet
 			t.Finish = t.Planned
 		case i < len(expected):

@@ -52,7 +52,7 @@ func (s *Scheduler) work(ctx context.Context, b *compiled, f asynqredis.Firing) 
 	cancel(nil)
 	goroutines.Wait()
 	if err != nil && ctx.Err() == nil && !errors.Is(err, asynqredis.ErrNotHolder) {
-		s.config.Logger.Error("batch: a firing waits for another scheduler",
+		s.config.Logger.Error("batch: a firing waits until a scheduler takes it",
 			"batch", f.Batch, "firing", f.Name(), "error", err)
 	}
 	if ctx.Err() != nil { // another scheduler need not wait
@@ -187,7 +187,7 @@ func (w *work) begin(ctx context.Context, r record) error {
 	}
 	fields := append(expectedFields(p.all.Finish), "planned", expected(p.all.Finish), "size", p.total)
 	details := []any{
-		"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "tasks", p.all.Late,
+		"batch", w.f.Batch, "firing", w.f.Name(), "finish_by", w.b.deadline(w.f.Tick), "overdue", p.all.Late,
 		"unknown", p.all.Unknown, "binds", p.all.Binds, "changes", p.all.changes,
 	}
 	switch {

@@ -173,7 +173,7 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		expect.That(t, line != nil && !sitetest.Off(line.Expected, time.Now().Add(time.Hour)) &&
 			line.Binds == "window" && line.Position == 1 && line.Waiting == 1 && line.Windows[0].Used == 1, waits)
 		expect.Equal(t, waits.Servers, 0, "servers")
-		says("later", "scheduled", "it is scheduled for ", "joins the line of policy api then")
+		says("later", "scheduled", "it is scheduled for ", "policy api decides about it then")
 		says("plain", "pending", "policy api decides about it")
 		sitetest.Must(t, s.Inspector.PauseQueue("default"))
 		says("free", "pending", "no policy matches its type", "its queue is paused")

@@ -67,7 +67,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]Place, error)
 	})
 }
 
-// ask prepares the requests, and sends those that get an Op. An error of prepare may be a TenantFunc's.
+// ask prepares the requests, and sends those that get an Op. Its own error may be a TenantFunc's.
 func (n *Line) ask(
 	ctx context.Context, requests []Request, orRemoved bool, prepare func(*operation) (script.Request, error),
 ) ([]Place, error) {

@@ -12,7 +12,7 @@ import (
 // A Reservation is granted capacity. It may be copied. Its methods are safe for concurrent use.
 //
 // A reservation that failed open holds nothing, and so does the zero one: their methods do nothing, but
-// Pause works after failing open, and fails for the zero one. One that was decoded has no limiter: it has no use.
+// Pause works after failing open, and fails for the zero one. One that was decoded has no limiter: see Limiter.Attach.
 type Reservation struct {
 	Request
 	At time.Time // when it was granted, by the clock of Redis, to the microsecond; zero if it failed open

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it ends. Only those
-// by operators stop exempt tenants, too. Of several pauses the longest counts. Tickets in line keep their places.
+// A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it ends. Only
+// operators' pauses stop exempt tenants, too. Of several pauses the longest counts. Tickets in line keep their places.
 type Pause struct {
 	At     time.Time `json:"at,omitzero"` // when it was reported; zero if it was set by an operator
 	By     string    `json:"by"`          // which limiter reported it (Config.Name), or which operator set it

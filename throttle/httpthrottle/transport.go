@@ -23,7 +23,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptrace"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -86,7 +85,7 @@ type UnidentifiedError struct {
 
 func (e *UnidentifiedError) Error() string {
 	return fmt.Sprintf("httpthrottle: %s %s: no policy is known for this call: set TransportConfig.Policy, "+
-		"make it with the context of a job, or have TransportConfig.Request return true", e.Method, e.Host)
+		"make the call with the context of a job, or have TransportConfig.Request return a policy and true", e.Method, e.Host)
 }
 
 // A CountedError says that a call was not made, because its job has taken the policy's cost
@@ -219,11 +218,17 @@ func (t *Transport) call(
 		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
 	}
 	ctx, held := d.Reservation.Hold(outer), d.Reservation.Lease() > 0 // by the policy as it is before the call
-	end, reading := sync.OnceFunc(func() {
-		if err := d.Reservation.Release(outer); err != nil {
-			t.c.Logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out", "policy", d.Policy, "error", err)
+	var released atomic.Bool
+	end, reading := func() { // again at Close, if that failed at the body's end
+		if released.Load() {
+			return
 		}
-	}), false
+		err := d.Reservation.Release(outer)
+		if released.Store(err == nil); err != nil {
+			t.c.Logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out",
+				"policy", d.Policy, "error", err)
+		}
+	}, false
 	defer func() {
 		if !reading { // even if Base or Refusal panics
 			end()

@@ -209,7 +209,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		before = ran()
 		time.Sleep(20 * time.Second)
 		st = status()
-		expect.That(t, st.State == batch.StateCancelled && st.Total == 100 && st.Cancelled > 0 && st.Done+st.Failed+st.Cancelled == 100, st)
+		expect.That(t, st.State == batch.StateCancelled && st.Finish.IsZero() && st.Total == 100 && st.Cancelled > 0 && st.Done+st.Failed+st.Cancelled == 100, st)
 		time.Sleep(40 * time.Second)
 		expect.That(t, ran() == before, ran()-before, "tasks ran after the cancel")
 		expect.Err(t, p.Resume(t.Context(), f), batch.ErrNoFiring)

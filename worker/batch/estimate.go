@@ -47,7 +47,7 @@ func (w *work) estimate(ctx context.Context) {
 	}
 }
 
-// look forecasts the rest of the firing, and writes when it is expected to end. An error does not delay the next one.
+// look forecasts the rest of the firing, and writes when it is expected to end. An error does not delay the next look.
 func (e *estimator) look(ctx context.Context) error {
 	r, err := e.read(ctx)
 	if err != nil || r.Phase != phaseEnqueue && r.Phase != phaseDrain {

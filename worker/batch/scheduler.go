@@ -111,7 +111,7 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 	for failed := false; ; {
 		unfinished, delay, err := s.tick(ctx, b)
 		if err != nil && ctx.Err() == nil && !failed {
-			s.config.Logger.Error("batch: the schedule cannot be read or decided", "batch", b.Name, "error", err)
+			s.config.Logger.Error("batch: ticks cannot be read or decided", "batch", b.Name, "error", err)
 		}
 		failed = err != nil
 		for _, f := range unfinished {

@@ -170,7 +170,7 @@ func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 	if s.DelayedBy != "" {
 		s.DelayedSince = time.Unix(r.Since, 0).UTC()
 	}
-	if r.Want == wantPause || r.Want == wantCancel { // the scheduler that forecast it may have ended
+	if r.Want == wantPause || r.Want == wantCancel { // perhaps no scheduler forecasts it any more
 		s.Finish, s.Binds, s.Overdue = time.Time{}, "", 0
 	}
 	s.Total = max(r.Index, r.ended())

@@ -127,6 +127,10 @@ func (v *visitor) do(r *http.Request, status int) string {
 	resp := expect.Got(v.http.Do(r))(v)
 	defer resp.Body.Close()
 	text := string(expect.Got(io.ReadAll(resp.Body))(v))
+	if strings.Contains(text, "Redis does not answer. Nothing has changed.") { // in time, on a slow machine
+		r.Body, _ = r.GetBody()
+		return v.do(r, status)
+	}
 	expect.That(v, resp.StatusCode == status, r.Method, r.URL, resp.Status, "want", status, text)
 	return text
 }
@@ -350,7 +354,8 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		v.wants(change(200, drop...), "5 waiting tasks of acme in github are archived", "Type the tenant’s name again")
 		version = fmt.Sprint(state.Version)
 		v.wants(change(200, append(drop, "sure", "yes")...), "nothing has been done yet") // that is not its name
-		v.wants(change(200, append(drop, "sure", "acme")...), "The tasks were dropped.")
+		told := change(200, append(drop, "sure", "acme")...)                           // on a slow machine it goes on after the answer
+		expect.That(t, strings.Contains(told, "The tasks were dropped.") || strings.Contains(told, "The drop is under way."), told)
 		for !waits(1) && !waits(0) { // the call fits after a minute
 		}
 		for _, bad := range [][]string{

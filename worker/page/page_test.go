@@ -354,7 +354,7 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		v.wants(change(200, drop...), "5 waiting tasks of acme in github are archived", "Type the tenant’s name again")
 		version = fmt.Sprint(state.Version)
 		v.wants(change(200, append(drop, "sure", "yes")...), "nothing has been done yet") // that is not its name
-		told := change(200, append(drop, "sure", "acme")...)                           // on a slow machine it goes on after the answer
+		told := change(200, append(drop, "sure", "acme")...)                              // on a slow machine it goes on after the answer
 		expect.That(t, strings.Contains(told, "The tasks were dropped.") || strings.Contains(told, "The drop is under way."), told)
 		for !waits(1) && !waits(0) { // the call fits after a minute
 		}

@@ -69,7 +69,7 @@ func (s *Server) restoreOptions(
 		mark = asynqredis.FrontMark
 	case !d.Queued: // undecided: it may stand in line all the same
 		mark = asynqredis.Mark(a.Message.JoinKey(), "")
-	default: // by this mark it is picked when its ticket is taken
+	default: // the CALL in the mark tells Forward that it has joined
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}
 	return asynqredis.RestoreOptions{
@@ -123,7 +123,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	}
 	var err error
 	switch {
-	case o.requeue != nil && call.Verb != asynqredis.Requeue: // asynq's own requeue, at a shutdown, loses nothing
+	case o.requeue != nil && call.Verb != asynqredis.Requeue: // asynq's Requeue, at a shutdown, also puts it back
 		err = reply(cmd, "OK", o.requeue(ctx))
 	case call.Verb == asynqredis.Requeue && (a.counted.Load() || isFromLine(a.Verdict)): // it has its turn
 		a.releaseSlot()

@@ -156,7 +156,7 @@ func TestTheLimiterHangsWhenAHandlerReturns(t *testing.T) {
 				return result
 			}
 			return nil
-		}, sitetest.Calm)
+		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Second))
 		time.Sleep(5 * time.Minute)
 		expect.That(t, (len(s.Runs()) == 1) == (result == nil), "ran", s.Runs())
@@ -172,7 +172,7 @@ func TestARefusedTaskDoesNotWaitForItsOwnSlot(t *testing.T) {
 			expect.Must(t, worker.FromContext(ctx).Pause(ctx, time.Minute))
 			throttle.CallerFrom(ctx).Refused("api", time.Minute)
 			return io.EOF
-		}, sitetest.Calm)
+		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
 		expect.That(t, time.Until(s.Task("t").NextProcessAt) < 4*time.Minute, s.Task("t").LastErr)
@@ -184,7 +184,7 @@ func TestASlotIsReleasedThoughItsPolicyHasNoneNow(t *testing.T) {
 	sitetest.Bubble(t, sitetest.AtOnce(1), func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			return s.Limiter.SetPolicies([]throttle.Policy{sitetest.Policy(9, time.Minute)})
-		}, sitetest.Calm)
+		})
 		s.Enqueue(sitetest.AcmeTask())
 		time.Sleep(3 * time.Second)
 		expect.Must(t, s.Limiter.SetPolicies([]throttle.Policy{sitetest.AtOnce(1)}))
@@ -220,7 +220,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 			}()
 			time.Sleep(time.Second)
 			return s.Ok(ctx, task)
-		}, sitetest.Calm)
+		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"))
 		time.Sleep(10 * time.Second)
 		late.Store(false)
@@ -252,7 +252,7 @@ func TestAHandlerLearnsThatASlotOfItsOwnIsLost(t *testing.T) {
 			<-ctx.Done()
 			cause = context.Cause(ctx)
 			return s.Ok(ctx, task)
-		}, sitetest.Calm)
+		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"))
 		time.Sleep(5 * time.Minute)
 		expect.Equal(t, cause, throttle.ErrLeaseLost)
@@ -265,7 +265,7 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			<-ctx.Done()
 			return worker.RetryAfter(time.Hour)
-		}, sitetest.Calm)
+		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.Timeout(5*time.Second), asynq.MaxRetry(0))
 		time.Sleep(time.Minute)
 		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
@@ -291,7 +291,7 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 				}
 			}
 			return s.Ok(ctx, task)
-		}, sitetest.Calm)
+		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 		time.Sleep(time.Minute)
 		s.WantNobodyInLine()
@@ -331,7 +331,7 @@ func TestADeniedJobWaitsForThePauseOfItsCall(t *testing.T) {
 			}
 			s.Serve(func(ctx context.Context, task *asynq.Task) error {
 				return expect.ErrOf(worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "calls"}))
-			}, sitetest.Calm)
+			})
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 			time.Sleep(4 * time.Minute)
 			expect.That(t, s.Used() == 1, "with", slots, "slots the handler ran", s.Used(), "times, want 1")

@@ -79,7 +79,7 @@ func (f *simFlow) wait(t int64) {
 	}
 	for _, w := range f.windows {
 		if s.batch && w.level == ownLevel {
-			w.batch = t
+			w.roomAt = t
 		}
 	}
 	insert(&s.flows, f)
@@ -112,7 +112,7 @@ func (f *simFlow) fits(t int64, level int) (at int64, name string) {
 		switch {
 		case f.side.batch && cost > 0:
 			fits = max(fits, w.paced-paceBurst)
-		case w.batch == t && w.owed >= 1: // a live ticket leaves room for one of a batch for a while, of the same cost
+		case w.roomAt == t && w.owed >= 1: // a live ticket leaves room for one of a batch for a while, of the same cost
 			fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))
 		}
 		if fits > at {
@@ -138,7 +138,7 @@ func (f *simFlow) start(t int64) {
 		case side.batch:
 			w.paced = max(w.paced, t) + int64(math.Ceil(float64(cost)*w.each))
 			w.owed = max(0, w.owed-1)
-		case w.batch == t:
+		case w.roomAt == t:
 			w.owed += 1/side.share - 1
 		}
 	}

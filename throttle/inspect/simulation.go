@@ -68,15 +68,15 @@ const (
 // A window is one window of one scope, the handler slots of a queue, or a pause by operators.
 type window struct {
 	algorithm.Simulated
-	limit int64 // units
-	level int
-	name  string  // or throttle.BySlots; empty for a pause
-	unit  string  // empty for slots, and for a pause
-	held  bool    // what it grants is held
-	each  float64 // us for which a unit of a batch keeps the next one back
-	paced int64   // when the next of a batch goes
-	batch int64   // when one of a batch had room here last
-	owed  float64 // tickets that live ones owe to batches, for their share
+	limit  int64 // units
+	level  int
+	name   string  // or throttle.BySlots; empty for a pause
+	unit   string  // empty for slots, and for a pause
+	held   bool    // what it grants is held
+	each   float64 // us for which a unit of a batch keeps the next one back
+	paced  int64   // when the next of a batch goes
+	roomAt int64   // when one of a batch had room here last
+	owed   float64 // tickets that live ones owe to batches, for their share
 
 	Ends         int64 // of a pause, also by the upstream: JSON fills it and the next two, as in upstream.lua
 	Left, Resets int64 // units that the upstream has left, until they reset; 0 and 0 if it has not said so

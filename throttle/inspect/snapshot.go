@@ -33,7 +33,7 @@ type backlog struct {
 	*line
 	flows   []flow // that wait, the first one first
 	demands []tickets
-	joined  map[string]int64  // how many of each flow are demands
+	joined  map[string]int64  // by flow: how many of its tickets are among the demands, and do not count twice
 	values  map[string]string // of the scopes of all, by key
 	tickets []tickets         // in the order in which they wait
 }

@@ -212,7 +212,7 @@ func succeed(context.Context, *asynq.Task) error { return nil }
 func (s *site) wait(p *process, f batch.Firing, what string, is func(batch.Status) bool) batch.Status {
 	s.Helper()
 	// A task that waits for its fallback is two minutes late.
-	for end := time.Now().Add(110 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(110 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		status, err := p.Status(context.Background(), f)
 		if err == nil && is(status) {
 			return status

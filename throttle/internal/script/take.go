@@ -79,7 +79,7 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 		return Taken{}, nil
 	}
 	if t.answered {
-		t.seq, t.answered = t.seq+1, acknowledges // a lost acknowledgement needs no repeat: the next take acknowledges, too
+		t.seq, t.answered = t.seq+1, acknowledges // never repeat an acknowledgement: the next take includes it
 	}
 	type reply struct {
 		taken Taken

@@ -23,17 +23,17 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	if len(parts) != 3 || parts[0] == c.process { // asynq made it active, or this process did, which lives
 		return false, nil
 	}
-	stays := noted == call // of a last attempt: it has started
+	toAsynq := noted == call // of a last attempt: it has started, and asynq archives it
 	if !Message(found["msg"]).IsLastAttempt() {
 		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
-		leaseEnd, unknown := c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
-		wentBack := noted != "" && noted != call // by an earlier call: below, CheckActive notes that it goes back
-		stays = wentBack || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
-		if err = unknown; err == nil && !stays {
-			_, err = c.CheckActive(ctx, task, call, true)
+		leaseEnd, leaseErr := c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
+		wentBack := noted != "" && noted != call // by an earlier call
+		toAsynq = wentBack || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
+		if err = leaseErr; err == nil && !toAsynq {
+			_, err = c.CheckActive(ctx, task, call, true) // for its note: the task goes back this once
 		}
 	}
-	if err != nil || stays {
+	if err != nil || toAsynq {
 		return false, err
 	}
 	r := RestoreOptions{Ref: task, CallKey: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}

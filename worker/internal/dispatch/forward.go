@@ -53,14 +53,12 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			continue
 		}
 		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark
-		mark := task.Mark
-		if key, _, known := strings.Cut(mark, "."); known && !retried {
-			r.Key = key // its payload may have been edited since
-		} else {
-			mark = asynqredis.Mark(r.Key, call)
+		mark, inLine := asynqredis.Mark(r.Key, call), false
+		if key, joined, known := strings.Cut(task.Mark, "."); known && !retried {
+			r.Key, mark = key, task.Mark // its payload may have been edited since
+			inLine = joined != ""        // without a CALL it perhaps did not join
 		}
 		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
-		inLine := mark == task.Mark && mark != asynqredis.Mark(r.Key, "") // without a call it perhaps did not join
 		joins[i] = joinTask{message: task.Message, request: r, inLine: inLine}
 	}
 	defer d.tell(false, func() { d.setOf(queue).lookAt = time.Time{} }) // some may be pending now

@@ -37,7 +37,7 @@ type queueSet struct {
 	queues  []string
 	takesOf []string // the queues that a take names: these, and the queues of more important sets
 
-	goesFirst bool // its pending tasks go before less important sets: its queues are looked at in every round
+	outranks bool // there are less important sets: its pending tasks go before them, and are looked for in every round
 
 	sinceTurn   int              // tasks from lines, less tasksPerPending for each turn of a pending task
 	lines       map[string]*line // by name
@@ -153,7 +153,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.noteServed(taken.Tickets)
 	l.appointment, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// A take sent then finds that the ticket fits, even if it arrives up to transitMost faster than this one.
+		// At the appointment the ticket fits, even if the next take arrives up to transitMost faster than this one did.
 		l.appointment = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.appointment
 	}
@@ -192,7 +192,7 @@ func queueSetsOf(queues map[string]int, strict bool) (all []*queueSet) {
 	for some := range slices.Chunk(names, together) {
 		n += len(some)
 		all = append(all, &queueSet{
-			queues: some, takesOf: names[:n], goesFirst: n < len(names), lines: map[string]*line{},
+			queues: some, takesOf: names[:n], outranks: n < len(names), lines: map[string]*line{},
 		})
 	}
 	return all

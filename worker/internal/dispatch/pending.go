@@ -20,10 +20,11 @@ const (
 	tasksPerPending = 3
 )
 
-// takePending dequeues pending tasks; without set.goesFirst not just after none came. It reports if any came.
+// takePending dequeues up to n pending tasks of a set, and reports if any came. After none came it does not ask
+// again until set.lookAt, unless the set outranks others.
 func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	now := time.Now()
-	if !set.goesFirst && now.Before(set.lookAt) {
+	if !set.outranks && now.Before(set.lookAt) {
 		return false
 	}
 	var watched []any

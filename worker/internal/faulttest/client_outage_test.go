@@ -159,7 +159,7 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 		expect.Require(t, err != nil && strings.Contains(err.Error(), context.Canceled.Error()), info, err)
 		s.WantNobodyInLine()
 		expect.Equal(t, s.Task("cut").ID != "", sent, "the task is there")
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		time.Sleep(3 * time.Minute)
 		ran := len(s.Runs())
 		expect.That(t, (ran == 1) == sent, ran, "tasks ran")

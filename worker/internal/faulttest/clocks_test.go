@@ -38,7 +38,7 @@ func TestWorkersClocksAreOff(t *testing.T) {
 					p.EarliestReset = earliestReset
 					s := sitetest.NewInBubble(t, p)
 					s.Limiter = s.AnotherLimiter(hooktest.Hook(skewed{by}.see))
-					s.Serve(s.Ok, sitetest.Calm)
+					s.Serve(s.Ok)
 					s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
 					s.SleepUntil(16, 2*time.Minute)
 					s.WantOnceEach(t, 16)
@@ -93,10 +93,10 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 func TestWorkersClocksDiffer(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values(-5*time.Minute, 90*time.Second, 5*time.Minute), func(t *testing.T, by time.Duration) {
 		s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		right := s.Asynq
 		s.Asynq = hooktest.With(right, hooktest.Hook((ahead{by}).see))
-		s.Serve(s.Ok, sitetest.Calm, s.Apart)
+		s.Serve(s.Ok, s.Apart)
 		s.Asynq = right
 		s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
 		s.SleepUntil(16, 2*time.Minute)

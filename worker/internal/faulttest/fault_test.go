@@ -34,7 +34,7 @@ func TestCallsAreLost(t *testing.T) {
 		s.EnqueueMany("acme", 0, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 15, 15, asynq.Retention(time.Hour), asynq.MaxRetry(0))
 		for range 2 {
-			s.Serve(s.Ok, sitetest.Calm, s.Apart)
+			s.Serve(s.Ok, s.Apart)
 		}
 		s.SleepUntil(30, 8*time.Minute)
 		time.Sleep(3 * time.Minute) // for what may come after
@@ -55,7 +55,7 @@ func TestShutdownWithoutRedis(t *testing.T) {
 		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
-		server := s.Serve(s.Ok, sitetest.Calm, func(theirs *asynq.Config, ours *worker.Config) {
+		server := s.Serve(s.Ok, func(theirs *asynq.Config, ours *worker.Config) {
 			theirs.ShutdownTimeout = 3 * time.Second
 			ours.OnDecision = func(context.Context, *asynq.Task, throttle.Decision) { proxy.Cut() }
 		})
@@ -105,7 +105,6 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 				}
 				s.Enqueue(sitetest.AcmeTask(), opts...)
 				theirs, ours := s.Configs()
-				sitetest.Calm(&theirs, &ours)
 				theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
 				said := &sitetest.Logs{}
 				theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Logs: said}, asynq.WarnLevel
@@ -152,7 +151,7 @@ func (k *kept) MakeRedisClient() any {
 // A queue is paused until all its denied tasks have reached their fallback. They wake in vain once at most.
 func TestTasksOutlastALongPauseOfTheirQueue(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(8, 30*time.Second), func(t *testing.T, s *sitetest.Site) {
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		s.EnqueueMany("acme", 0, 40, asynq.MaxRetry(0))
 		time.Sleep(10 * time.Second)
 		sitetest.Must(t, s.Inspector.PauseQueue("default"))

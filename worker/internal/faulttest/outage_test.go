@@ -76,7 +76,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 				again, "over in the log:", s.Logs)
 		}
 
-		server := s.Serve(s.Ok, sitetest.Calm)
+		server := s.Serve(s.Ok)
 		enqueue(5, "acme")
 		time.Sleep(10 * time.Second)
 		logged(0, 0)
@@ -94,7 +94,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		server.Shutdown()
 
 		s.Limiter = limiter
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		s.Enqueue(sitetest.Task("unlucky"), asynq.TaskID("unlucky"), asynq.MaxRetry(0))
 		for range 60 {
 			enqueue(1, "acme")
@@ -121,7 +121,7 @@ func TestTimeRunsOutBeforeTheDecision(t *testing.T) {
 		late.Store(true)
 		s.Limiter = s.AnotherLimiter(hooktest.Hook(slowReplies(&late).See))
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0), asynq.Timeout(time.Second))
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		time.Sleep(time.Minute)
 		if task := s.Task("a"); task.State == asynq.TaskStateArchived ||
 			!strings.Contains(task.LastErr, "time ran out before the limiter had answered") {

@@ -37,7 +37,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 						retries = asynq.MaxRetry(3)
 					}
 					const n, late = 20, 6
-					s.Serve(s.Ok, sitetest.Calm)
+					s.Serve(s.Ok)
 					s.EnqueueMany("acme", 0, n, retries)
 					time.Sleep(15 * time.Second)
 					goesOn := proxy.Hang(pause)
@@ -159,7 +159,7 @@ func TestLimitersRedisRestartsEmpty(t *testing.T) {
 		own := sitetest.NewInBubble(t, sitetest.Policy(4, time.Minute))
 		s.Limiter = own.Limiter
 		const n = 24
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		s.EnqueueMany("acme", 0, n/2, asynq.MaxRetry(0))
 		time.Sleep(time.Second)
 		s.JoinMany(s.Client(s.Limiter), "acme", n/2, n/2, asynq.MaxRetry(0))

@@ -27,7 +27,7 @@ func TestRequeueOutlastsABrokenConnection(t *testing.T) {
 		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
-		s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, ours *worker.Config) {
+		s.Serve(s.Ok, func(_ *asynq.Config, ours *worker.Config) {
 			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
 				if !d.Granted {
 					proxy.Cut()
@@ -53,7 +53,7 @@ func TestRequeueInTheRecovererFails(t *testing.T) {
 		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(refused.See))
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
-		server := s.Serve(s.Ok, sitetest.Calm)
+		server := s.Serve(s.Ok)
 		time.Sleep(3 * time.Minute)
 		expect.That(t, refused.Calls() >= 2, "the requeue was not repeated")
 		down := make(chan struct{})
@@ -74,7 +74,7 @@ func TestRequeueThatIsLaterThanItsTicket(t *testing.T) {
 		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(late.See))
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask())
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		begun := time.Now()
 		s.SleepUntil(1, time.Minute)
 		started := s.Grants()[0].At.Sub(begun)

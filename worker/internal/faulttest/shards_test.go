@@ -30,7 +30,7 @@ func inShards(shards, limit int, period time.Duration) throttle.Policy {
 func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 	const tenants, each, limit, period = 6, 8, 2, time.Minute
 	sitetest.Bubble(t, inShards(3, limit, period), func(t *testing.T, s *sitetest.Site) {
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		client := s.Client(s.Limiter)
 		for i := range each {
 			for tenant := range tenants {
@@ -128,7 +128,7 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 		}
 		second := func(context.Context, *asynq.Task) error { time.Sleep(time.Second); return nil }
 		two := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 2 }
-		s.Serve(second, sitetest.Calm, two)
+		s.Serve(second, two)
 		s.SleepUntil(105, 2*time.Minute)
 		got := map[string]int{}
 		for _, g := range s.Grants()[:105] {

@@ -115,7 +115,7 @@ func TestAShutdownWaitsForNoLimiterThatHangs(t *testing.T) {
 		s := sitetest.NewInBubble(t, policies...)
 		var proxy sitetest.Proxy
 		s.Limiter = s.LimiterThrough(&proxy)
-		server := s.Serve(s.Ok, sitetest.Calm)
+		server := s.Serve(s.Ok)
 		for _, p := range policies {
 			s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, p.Match[0], nil), asynq.ProcessIn(10*time.Second))
 		}
@@ -137,7 +137,7 @@ func TestWhatNeverStartsTakesNothing(t *testing.T) {
 		ended, end := context.WithCancel(t.Context())
 		end()
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 5)
-		server := s.Serve(s.Ok, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
+		server := s.Serve(s.Ok, func(c *asynq.Config, _ *worker.Config) {
 			c.BaseContext = func() context.Context { return ended }
 			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
 		})
@@ -165,7 +165,7 @@ func TestHeadersAreText(t *testing.T) {
 // A user's functions may revoke a task, as handlers do.
 func TestIdentifyMayRevoke(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(10, time.Second), func(t *testing.T, s *sitetest.Site) {
-		s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) {
+		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
 			c.Identify = func(*asynq.Task) (worker.Identity, error) {
 				return worker.Identity{}, fmt.Errorf("the tenant is gone: %w", asynq.RevokeTask)
 			}

@@ -60,7 +60,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					serve := func() {
 						limiter := s.AnotherLimiter()
 						limiters = append(limiters, limiter)
-						servers = append(servers, s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter)))
+						servers = append(servers, s.Serve(s.Ok, sitetest.By(limiter)))
 					}
 					serve()
 					serve()
@@ -104,7 +104,7 @@ func TestCutBelowTheCostOfWaitingTasks(t *testing.T) {
 	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{own, all}}
 	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, plain bool) {
 		s := sitetest.NewInBubble(t, p)
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		enqueue := s.Client(s.AnotherLimiter()).Enqueue
 		if plain {
 			enqueue = s.Plain.Enqueue

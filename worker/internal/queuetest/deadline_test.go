@@ -75,14 +75,14 @@ func TestATaskWhoseDeadlinePassesInLineFailsOnce(t *testing.T) {
 			expect.Must(t, expect.ErrOf(s.Client(s.Limiter).EnqueueContext(t.Context(), sitetest.AcmeTask(), opts...)))
 		} else {
 			s.Enqueue(sitetest.AcmeTask(), opts...)
-			server := s.Serve(s.Ok, sitetest.Calm)
+			server := s.Serve(s.Ok)
 			time.Sleep(10 * time.Second)
 			server.Shutdown()
 		}
 		got := s.InLine()
 		expect.Require(t, slices.Equal(got, []string{"default/late"}), "in line:", got)
 		time.Sleep(20 * time.Minute) // all workers are away
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		time.Sleep(10 * time.Second)
 		wantLate(s, "late", 5, "throttled: api, tenant acme: would start ")
 		time.Sleep(5 * time.Minute)
@@ -100,7 +100,7 @@ func TestATaskWhoseCallsAreDeniedUntilItsDeadlineFailsOnce(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.MaxRetry(3), asynq.Deadline(time.Now().Add(4*time.Minute)))
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			return expect.ErrOf(worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "api", MaxWait: -1}))
-		}, sitetest.Calm)
+		})
 		time.Sleep(20 * time.Minute)
 		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
 	})
@@ -113,7 +113,7 @@ func TestAFailedTaskWhoseDeadlinePassesKeepsAsynqsWays(t *testing.T) {
 		s.Fill("acme") // it is denied before it runs and fails
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(2), asynq.Deadline(time.Now().Add(10*time.Second)))
 		fail := func(context.Context, *asynq.Task) error { return errors.New(failure) }
-		s.Serve(fail, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
+		s.Serve(fail, func(c *asynq.Config, _ *worker.Config) {
 			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 15 * time.Second }
 		})
 		time.Sleep(2 * time.Minute)
@@ -133,7 +133,7 @@ func TestAUniqueLockIsProlongedWhileTheTaskWaits(t *testing.T) {
 		task := sitetest.AcmeTask(asynq.TaskID("unique"), unique)
 		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), task)))
 		lock := s.Stored("unique")["unique_key"]
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		time.Sleep(time.Second)
 		// What was expected does not hold: workers look after the task, and it waits on.
 		s.SetPolicy(func(p *throttle.Policy) { p.Windows[0].Period = 5 * time.Minute }, s.Limiter)
@@ -165,7 +165,7 @@ func TestAJobSettlesAgainAfterMinutes(t *testing.T) {
 				charged = append(charged, s.Used())
 			}
 			return nil
-		}, sitetest.Calm)
+		})
 		s.Enqueue(sitetest.Task("acme", map[string]int64{"tokens": 500}), asynq.Timeout(time.Hour))
 		time.Sleep(10 * time.Minute)
 		expect.Equal(t, charged, []int64{500, 1000, 1000, 0}, "charged")
@@ -178,7 +178,7 @@ func TestALockHoldsForATaskThatJoinsLater(t *testing.T) {
 		client, unique := s.Client(s.Limiter), asynq.Unique(time.Minute)
 		s.Fill("acme")
 		expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(unique, asynq.ProcessIn(10*time.Second)))))
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		for range 25 {
 			time.Sleep(20 * time.Second)
 			_, err := client.Enqueue(sitetest.AcmeTask(unique))

@@ -50,7 +50,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 			return expect.Got(throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{p}}))(t)
 		}
 		for _, p := range []throttle.Policy{row.before, row.after, row.before, row.after} {
-			s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter(p)))
+			s.Serve(s.Ok, sitetest.By(limiter(p)))
 		}
 		clients := []*worker.Client{s.Client(limiter(row.before)), s.Client(limiter(row.after))}
 		const n = 48

@@ -211,7 +211,7 @@ func TestAClientWithAnotherLimiterIsNoticed(t *testing.T) {
 	}, func(t *testing.T, row row) {
 		s := sitetest.NewInBubble(t, policy)
 		limiter := expect.Got(throttle.New(throttle.Config{Client: s.Redis, Policies: []throttle.Policy{row.policy}, Prefix: row.prefix}))(t)
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		client := s.Client(limiter)
 		for _, id := range []string{"a", "b"} {
 			expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id))))

@@ -29,7 +29,7 @@ func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 		s.Serve(g.Handler(func(ctx context.Context, task *asynq.Task) error {
 			time.Sleep(40 * time.Second)
 			return s.Ok(ctx, task)
-		}), sitetest.Calm)
+		}))
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.Timeout(time.Hour))
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("b"), asynq.Timeout(time.Hour))
 		time.Sleep(5 * time.Second)
@@ -77,7 +77,7 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 				stalled.Store(false)
 				proxy.Mend()
 				return ctx.Err()
-			}, sitetest.Calm)
+			})
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0), asynq.Timeout(time.Hour))
 			time.Sleep(3 * time.Minute)
 			got := s.Runs()

@@ -81,7 +81,7 @@ func TestAServerThatLeavesDelaysNobody(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					const period = 10 * time.Second
 					s := sitetest.NewInBubble(t, append(idle(policies-1), sitetest.Shared(1, period))...)
-					_, last := machines(s, seesNothing, sitetest.Calm)
+					_, last := machines(s, seesNothing)
 					time.Sleep(20 * time.Second)
 					joinTogether(s, 4)
 					s.SleepUntil(1, lateMost)
@@ -128,7 +128,7 @@ func TestAMachineThatDiesWithANudgeOrTicketsDelaysThemBriefly(t *testing.T) {
 				}
 				return err
 			}
-		}, sitetest.Calm)
+		})
 		time.Sleep(20 * time.Second)
 		begun := time.Now()
 		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, row.tasks)
@@ -147,7 +147,7 @@ func TestATaskOfAMachineThatDiesGoesBack(t *testing.T) {
 				whole := s.Asynq
 				s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
-				s.Serve(func(ctx context.Context, _ *asynq.Task) error { <-ctx.Done(); return ctx.Err() }, sitetest.Calm)
+				s.Serve(func(ctx context.Context, _ *asynq.Task) error { <-ctx.Done(); return ctx.Err() })
 				time.Sleep(ran)
 				proxy.Cut()
 				s.Asynq = whole
@@ -155,7 +155,7 @@ func TestATaskOfAMachineThatDiesGoesBack(t *testing.T) {
 					retried, _ := asynq.GetRetryCount(ctx)
 					expect.That(t, retried == want, "it has used", retried, "retries, want", want)
 					return s.Ok(ctx, task)
-				}, sitetest.Calm, s.Apart)
+				}, s.Apart)
 				time.Sleep(2 * time.Minute)
 				runs := s.Runs()
 				expect.That(t, len(runs) == 1, "ran", runs, "on the other machine")
@@ -172,7 +172,7 @@ func TestAnOutageOfTheLimiterDelaysNobodyForLong(t *testing.T) {
 		const tasks = 60
 		s := sitetest.NewInBubble(t, append(idle(20), sitetest.Shared(100, time.Second))...)
 		var proxy sitetest.Proxy
-		s.Serve(s.Ok, sitetest.Calm, sitetest.By(s.LimiterThrough(&proxy)))
+		s.Serve(s.Ok, sitetest.By(s.LimiterThrough(&proxy)))
 		time.Sleep(2 * time.Second)
 		proxy.Cut()
 		s.EnqueueMany("acme", 0, tasks/3) // are denied

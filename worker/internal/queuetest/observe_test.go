@@ -38,7 +38,7 @@ func TestStartsAreObserved(t *testing.T) {
 			expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask())))
 		}
 		time.Sleep(3 * time.Second) // nobody serves the first, which fits
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		for i, want := range []struct{ waited, late time.Duration }{
 			{3 * time.Second, 3 * time.Second}, {13 * time.Second, 0}, {23 * time.Second, 0},
 		} {
@@ -83,7 +83,7 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 						tell(e.Decision.Policy, e.Decision.Tenant, e.Cause)
 					}
 				}})
-				s.Serve(s.Ok, sitetest.Calm)
+				s.Serve(s.Ok)
 				goesOn := (<-chan struct{})(nil)
 				if row.silent {
 					goesOn = proxy.Hang(2 * time.Minute)
@@ -219,7 +219,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 				own := control.StoreOf(limiter)
 				f := own.Follow(t.Context(), control.FollowConfig{})
 				t.Cleanup(func() { f.Close() })
-				servers = append(servers, s.Serve(s.Ok, sitetest.Calm, sitetest.By(limiter)))
+				servers = append(servers, s.Serve(s.Ok, sitetest.By(limiter)))
 			}
 		}
 		other := throttle.Policy{Name: "other", Match: []string{"other"}, Windows: p.Windows}
@@ -268,7 +268,7 @@ func TestTheLongestWaitOutlastsARefusal(t *testing.T) {
 			}
 			return worker.RetryAfter(3 * time.Minute)
 		}
-		s.Serve(refuse, sitetest.Calm)
+		s.Serve(refuse)
 		begin := time.Now()
 		s.EnqueueMany("acme", 0, 2)
 		for i, wait := range []time.Duration{30 * time.Second, 2 * time.Minute, 5 * time.Minute} {

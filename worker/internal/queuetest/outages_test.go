@@ -34,7 +34,7 @@ func TestLimiterHangsAndPlainTasksRun(t *testing.T) {
 			defer mu.Unlock()
 			started[string(task.Payload())] = time.Now()
 			return nil
-		}, sitetest.Calm)
+		})
 		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, waiting)
 		// run is the slowest of the plain tasks, ten a second.
 		run := func(name string) (slowest time.Duration) {

@@ -120,7 +120,7 @@ func TestDeletedTasksHoldUpNobody(t *testing.T) {
 		for _, result := range client.EnqueueBulk(t.Context(), tasks) {
 			sitetest.Must(t, result.Err)
 		}
-		s.Serve(s.Ok, s.Apart, sitetest.Calm)
+		s.Serve(s.Ok, s.Apart)
 		time.Sleep(begin)
 		for i := range deleted {
 			_ = s.Inspector.DeleteTask("default", fmt.Sprint("t", i)) // the first have run

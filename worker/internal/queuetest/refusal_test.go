@@ -195,7 +195,7 @@ func TestARefusedTaskDoesNotSpin(t *testing.T) {
 						return nil
 					}
 					return worker.RetryAfter(-time.Minute)
-				}, sitetest.Calm)
+				})
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
 				time.Sleep(10 * time.Second)
 				n := runs.Load()
@@ -228,7 +228,7 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			runs++
 			return row.errs[min(runs, len(row.errs))-1]
-		}, sitetest.Calm)
+		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(1))
 		for end := time.Now().Add(10 * time.Minute); time.Now().Before(end); time.Sleep(5 * time.Second) {
 			if state := s.Task("t").State; state == 0 || state == asynq.TaskStateArchived {

@@ -129,8 +129,8 @@ func TestAnAsynqThatComesBackEmpty(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values("the new client", "the old client"), func(t *testing.T, first string) {
 		limits, s := sitetest.NewInBubble(t, sitetest.Shared(1000, time.Second)), sitetest.NewInBubble(t)
 		s.Limiter = limits.AnotherLimiter()
-		s.Serve(s.Ok, sitetest.Calm)
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
+		s.Serve(s.Ok)
 		old := s.Client(s.Limiter)
 		s.JoinMany(old, "acme", 0, 10)
 		s.SleepUntil(10, time.Second)

@@ -32,7 +32,7 @@ func TestAnOldGrantIsReservedAgain(t *testing.T) {
 		s := sitetest.NewInBubble(t, sitetest.Policy(10, time.Hour))
 		picks := &sitetest.Fault{Is: sitetest.IsPick, Lost: true, Meanwhile: func() { time.Sleep(row.delay) }}
 		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(picks.See))
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		time.Sleep(time.Second)
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)
 		enqueued := time.Now()
@@ -54,7 +54,7 @@ func TestAnOldGrantOfAPolicyThatFailsOpenHoldsNoSlot(t *testing.T) {
 		s.JoinMany(s.Client(s.AnotherLimiter()), "acme", 0, 1)
 		silent := &sitetest.Fault{Is: sitetest.WithArg("reserve"), Err: context.DeadlineExceeded}
 		s.Limiter = s.AnotherLimiter(hooktest.Hook(silent.See))
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		time.Sleep(5 * time.Second)
 		expect.Equal(t, fmt.Sprint(len(s.Runs()), " ran, used: ", s.Used()), "1 ran, used: 0")
 	})
@@ -70,7 +70,7 @@ func TestAnOldGrantThatIsDeniedWaitsInFront(t *testing.T) {
 		}}
 		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(picks.See))
 		s.JoinMany(s.Client(s.Limiter), "acme", 0, 4)
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		s.SleepUntil(4, time.Minute)
 		expect.Equal(t, slices.Sorted(slices.Values(s.Order()[:2])), []string{"acme-0000", "acme-0001"}, "granted", s.Order())
 	})
@@ -83,7 +83,7 @@ func TestTheWorkersRequestCounts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			sitetest.Bubble(t, sitetest.Policy(10, time.Hour), func(t *testing.T, s *sitetest.Site) {
-				s.Serve(s.Ok, sitetest.Calm, func(_ *asynq.Config, c *worker.Config) {
+				s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
 					c.Identify = func(*asynq.Task) (worker.Identity, error) { return id, nil }
 				})
 				s.JoinMany(s.Client(s.Limiter), "acme", 0, 1)

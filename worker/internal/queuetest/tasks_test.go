@@ -48,7 +48,7 @@ func TestEarliestResetKnowsNoLine(t *testing.T) {
 	p.EarliestReset = true
 	p.Windows = append(p.Windows, throttle.Window{Name: "long", Limit: 5, Period: time.Minute})
 	sitetest.Bubble(t, p, func(t *testing.T, s *sitetest.Site) {
-		s.Serve(s.Ok, sitetest.Calm)
+		s.Serve(s.Ok)
 		s.EnqueueMany("acme", 0, 15)
 		begun := time.Now()
 		e := s.JoinMany(s.Client(s.Limiter), "acme", 15, 1)[0]
@@ -74,7 +74,7 @@ func TestAFailedTaskComesBackInFront(t *testing.T) {
 				return errors.New("boom")
 			}
 			return s.Ok(ctx, task)
-		}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
+		}, func(c *asynq.Config, _ *worker.Config) {
 			c.IsFailure = func(error) bool { return failure }
 			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 12 * time.Second }
 		})

@@ -54,6 +54,8 @@ type Site struct {
 
 	Ledger // of all its servers
 
+	onFakeTime bool // in a bubble
+
 	Reported []error // to the user's ErrorHandler, and
 	Asked    []error // of the user's IsFailure: both guarded by Ledger.Mu
 }
@@ -116,14 +118,16 @@ func Values[Case any](values ...Case) map[string]Case {
 
 // NewInBubble is a site in a bubble, on a miniredis.
 func NewInBubble(t *testing.T, policies ...throttle.Policy) *Site {
-	return New(t, throttletest.InMemory(t).Client(t), policies...)
+	s := New(t, throttletest.InMemory(t).Client(t), policies...)
+	s.onFakeTime = true
+	return s
 }
 
-// Configs are those of a server that records the calls of the user's functions.
+// Configs are those of a server that records the calls of the user's functions. By the real clock it is Eager. In a
+// bubble it asks as seldom as by asynq's defaults: there a second of an eager one takes some 50 ms.
 func (s *Site) Configs() (asynq.Config, worker.Config) {
-	return asynq.Config{
-		Concurrency:              4,
-		DelayedTaskCheckInterval: 100 * time.Millisecond,
+	c := asynq.Config{
+		Concurrency: 4,
 		ErrorHandler: asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
 			s.Mu.Lock()
 			defer s.Mu.Unlock()
@@ -135,10 +139,13 @@ func (s *Site) Configs() (asynq.Config, worker.Config) {
 			s.Asked = append(s.Asked, err)
 			return true
 		},
-		LogLevel:          asynq.FatalLevel,
-		RetryDelayFunc:    func(int, error, *asynq.Task) time.Duration { return 0 },
-		TaskCheckInterval: 20 * time.Millisecond,
-	}, worker.Config{Limiter: s.Limiter, Logger: slog.New(slog.NewTextHandler(s.Logs, nil)), OnDecision: s.Note}
+		LogLevel:       asynq.FatalLevel,
+		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
+	}
+	if !s.onFakeTime {
+		Eager(&c, nil)
+	}
+	return c, worker.Config{Limiter: s.Limiter, Logger: slog.New(slog.NewTextHandler(s.Logs, nil)), OnDecision: s.Note}
 }
 
 // Serve starts a server of ours that ends with the test.
@@ -163,7 +170,12 @@ func (s *Site) Idle() *worker.Server {
 	return server
 }
 
-// Calm has a server ask as seldom as by asynq's defaults. In a bubble a second of others takes milliseconds.
+// Eager has a server ask often.
+func Eager(c *asynq.Config, _ *worker.Config) {
+	c.DelayedTaskCheckInterval, c.TaskCheckInterval = 100*time.Millisecond, 20*time.Millisecond
+}
+
+// Calm has a server ask as seldom as by asynq's defaults.
 func Calm(c *asynq.Config, _ *worker.Config) { c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, 0 }
 
 // Quick is for servers that look for work as often as the project's figures are stated for.

@@ -11,8 +11,7 @@
 -- request.go describes each verb. The tags of Request there are the fields of a request, those of
 -- Answer in reply.go the fields of a reply. Times are in us.
 --
--- reply  for every request these values. Windows follow for reserve, exempt, observe, peek, expect and
---        cancel:
+-- reply  for every request these values, with windows for reserve, exempt, observe, peek, expect and cancel:
 --   answer  status at fields   when it was decided, or granted before (us, as all times); the fields are
 --                              empty for most requests
 --   window  used resets        the units, and when nothing is counted any more
@@ -58,16 +57,17 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
-    if r.at > 0 then once(extras, call).replace(r, list, now) end -- `at` of an earlier grant
+    local replaces = r.at > 0 -- a grant of that time: it has had its turn, and those in line do not deny it
+    if replaces then once(extras, call).replace(r, list, now) end
     local line = call.line
     local joined = r.ticket and line and line.flow_name(r.ticket)
     if earlier_status == 3 and not joined then return 3, now, now, now end -- a server has taken it since
     local time = windows.fits_at(list, r.costs, now, fits)
     if time <= now and not r.paused and
-      (not line or r.at > 0 or not line.somebody_waits(r, joined and r.ticket)) then
+      (not line or replaces or not line.somebody_waits(r, joined and r.ticket)) then
       grant(call, r, list, now)
       if joined then line.places().remove(r.ticket) end
-      if call.batches and line and r.at == 0 then line.granted(r, list) end
+      if call.batches and line and not replaces then line.granted(r, list) end
       return 1, now
     end
     if r.ticket then
@@ -110,7 +110,7 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  if r.paused and r.paused <= now then -- it is over: a free request, which reserves only for a pause, is exempt
+  if r.paused and r.paused <= now then -- the pause is over: nothing else delays an exempt tenant's request, or an observed one
     r.paused = nil
     local joined_before = record and byte(record, 8 * count) == 3
     if op == 'reserve' and settings and settings.free and r.at == 0 and not joined_before then op = 'exempt' end

@@ -20,7 +20,7 @@ local function new_eta(L)
   local MANY = 64        -- the most tickets of one call
 
   local call, units_of = L.call, line_units.of_unit
-  local roomy = {} -- by scope: the costs of a ticket, if MANY of it fit besides all that waits
+  local roomy = {} -- by scope: costs of which MANY fit besides all that waits: until it changes, nothing is computed
 
   -- waiting returns the units that wait at a scope in a class's queues that are alive, and a ticket's most and least.
   local function waiting(flow, scope, unit, batch)
@@ -104,7 +104,7 @@ local function new_eta(L)
         local i = numbers[j]
         local window, st, cost = call.windows[i], scope.states[i], costs.windows[i]
         local algorithm, unit, limit = window.algorithm, window.unit, st.limit
-        local idle = list[2] and limit or 0 -- which live tickets may leave to batches while they wait elsewhere
+        local idle = list[2] and limit or 0 -- live tickets may leave all of it to batches while they wait at other scopes
         local sum, most, least = waiting(flow, scope, unit, batch)
         local other, other_most = 0, 0
         if call.batches then other, other_most = waiting(flow, scope, unit, not batch) end

@@ -59,8 +59,9 @@ local function new_fair(L)
           local scope = node.number and scopes.open(call, node.suffix, node.number, nil) -- nil without a window
           node.part_costs, node.part = costs, scope and fair.part_of(scope, costs.windows) or SLOT
         end
-        local least = tag / MOST -- doubles round: a grant adds at least 2 * least, a refund takes 2 * least more
-        set_tag(node, flow, max(0, tag + sign * max(2 * least, node.part * 1000 / flow.weight) - (1 - sign) * least))
+        local least = 2 * tag / MOST -- doubles round: a grant adds at least this, and a refund takes this more than it
+        local step = max(least, node.part * 1000 / flow.weight)
+        set_tag(node, flow, max(0, tag + (sign > 0 and step or -step - least)))
       end
     end
   end

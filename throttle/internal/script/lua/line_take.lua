@@ -177,7 +177,7 @@ local function new_take(L)
       local q = left[i]
       steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, one)
       got[q] = (got[q] or 0) + taken.n - before
-      -- When the take is full, each of several sides has one more visit: it takes none, but tells when the next fits.
+      -- Of several sides, each has a visit more when the take was full before: it only tells when the next fits.
       if not one or before >= want or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do

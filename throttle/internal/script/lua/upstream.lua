@@ -14,9 +14,8 @@
 --           `peak` (a rate times PARTS), and faster beyond. `peak` is a little less than the refused rate.
 --           Before the first cut there is no `peak`, and `cut` is when grants began to be spread. `last` is the
 --           time of the newest of the `refusals` since `since`, and `wait` the pause after it.
---           Sources: additive increase, multiplicative decrease (Chiu, Jain: "Analysis of the
---           Increase and Decrease Algorithms", 1989); the increase is that of CUBIC (Ha, Rhee, Xu,
---           2008; RFC 9438).
+--           Sources: additive increase, multiplicative decrease (Chiu, Jain: "Analysis of the Increase and
+--           Decrease Algorithms", 1989); the increase is that of CUBIC (Ha, Rhee, Xu, 2008; RFC 9438).
 --
 -- Grants are spread over the scope's windows of the shortest period, and the rate is a part of theirs.
 

@@ -7,8 +7,8 @@
 -- reply per task its message, 1 if the queue is paused, or 2 for anything else: it is active, pending or
 --       gone, has ended or failed, its firing is stopped, or it waits for something else
 --
--- A call that is repeated after its reply was lost also answers with what it picked before. A task that another call
--- made active is marked, so that it joins again if it is put back (restore.lua), as its ticket has left the line.
+-- A call that is repeated after its reply was lost also answers with what it picked before. A task may still be active
+-- by the call by which it was denied: `sluice_left` tells restore.lua that its ticket has left the line by now.
 
 local prefix, call = ARGV[1], ARGV[3]
 local paused = redis.call('EXISTS', KEYS[4]) == 1

@@ -80,7 +80,7 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 	case errors.As(err, &refused):
 		report := func() error { return j.Pause(ctx, refused.after) }
 		return s.noteRefused(ctx, a, request, request.Policy, max(0, refused.after), err, report)
-	case errors.As(err, &denied) && denied.Request.Ticket == (throttle.Ticket{}): // else an enqueue was refused
+	case errors.As(err, &denied) && denied.Request.Ticket == (throttle.Ticket{}): // a call of the handler, not an enqueue
 		d.Policy, d.RetryIn = denied.Decision.Policy, askAgainIn(denied)
 	case callRefused:
 		return s.noteRefused(ctx, a, request, policy, retryIn, err, func() error { return nil })

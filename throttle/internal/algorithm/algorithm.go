@@ -30,7 +30,8 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess is whether units above the limit delay nothing once they expire. Then Observe counts by GCRA.
+	// ForgetsExcess is whether units above the limit delay nothing once they expire. A policy that observes counts by
+	// GCRA in place of such an algorithm.
 	ForgetsExcess bool
 
 	// Kind is the letter of File in Lua and in stored state. Algorithms with one File have one Kind.

@@ -81,8 +81,8 @@ func (d *Dispatcher) dueAt(l *line) time.Time {
 }
 
 // before reports whether a line's turn comes before another's of its set. Each line is fair between its tenants. The
-// lines of all policies and shards share this server's slots: the line goes first whose tenants had the least
-// (start-time fair queueing, Goyal et al., 1996). Weights count only if the policy has shards.
+// lines of all policies and shards share this server's slots: so that each tenant of each has
+// an even share (start-time fair queueing, Goyal et al., 1996), by weight only if the policy has shards.
 func (l *line) before(other *line) bool {
 	tag, asked := cmp.Compare(l.startTag(), other.startTag()), l.redisTime.Compare(other.redisTime)
 	return cmp.Or(tag, asked, strings.Compare(l.name, other.name)) < 0

@@ -25,7 +25,7 @@ func TestBacklogDrains(t *testing.T) {
 	}
 	sitetest.EachBubble(t, map[string]row{
 		"20 per minute and 5 per 3 seconds": {minuteAndBurst, 60, sitetest.Calm},
-		"20 per second, shared":             {sitetest.Shared(20, time.Second), 100, sitetest.Quick},
+		"20 per second, shared":             {sitetest.Shared(20, time.Second), 100, sitetest.Brisk},
 	}, func(t *testing.T, row row) {
 		s := sitetest.NewInBubble(t, row.policy)
 		s.EnqueueMany("acme", 0, row.tasks, asynq.MaxRetry(0))

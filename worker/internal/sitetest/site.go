@@ -123,8 +123,8 @@ func NewInBubble(t *testing.T, policies ...throttle.Policy) *Site {
 	return s
 }
 
-// Configs are those of a server that records the calls of the user's functions. By the real clock it is Eager. In a
-// bubble it asks as seldom as by asynq's defaults: there a second of an eager one takes some 50 ms.
+// Configs are those of a server that records the calls of the user's functions. In a bubble it asks as seldom as by
+// asynq's defaults: there a second of an eager one takes some 50 ms.
 func (s *Site) Configs() (asynq.Config, worker.Config) {
 	c := asynq.Config{
 		Concurrency: 4,
@@ -143,7 +143,7 @@ func (s *Site) Configs() (asynq.Config, worker.Config) {
 		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return 0 },
 	}
 	if !s.onFakeTime {
-		Eager(&c, nil)
+		c.DelayedTaskCheckInterval, c.TaskCheckInterval = 100*time.Millisecond, 20*time.Millisecond
 	}
 	return c, worker.Config{Limiter: s.Limiter, Logger: slog.New(slog.NewTextHandler(s.Logs, nil)), OnDecision: s.Note}
 }
@@ -170,23 +170,12 @@ func (s *Site) Idle() *worker.Server {
 	return server
 }
 
-// Eager has a server ask often.
-func Eager(c *asynq.Config, _ *worker.Config) {
-	c.DelayedTaskCheckInterval, c.TaskCheckInterval = 100*time.Millisecond, 20*time.Millisecond
-}
-
 // Calm has a server ask as seldom as by asynq's defaults.
 func Calm(c *asynq.Config, _ *worker.Config) { c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, 0 }
 
-// Quick is for servers that look for work as often as the project's figures are stated for.
-func Quick(c *asynq.Config, _ *worker.Config) {
-	c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = 8, time.Second, 20*time.Millisecond
-}
-
-// Brisk is for those where it matters less, as each look takes its time in a bubble.
-func Brisk(c *asynq.Config, w *worker.Config) {
-	Quick(c, w)
-	c.TaskCheckInterval = 100 * time.Millisecond
+// Brisk is for servers that look for work more often.
+func Brisk(c *asynq.Config, _ *worker.Config) {
+	c.Concurrency, c.DelayedTaskCheckInterval, c.TaskCheckInterval = 8, time.Second, 100*time.Millisecond
 }
 
 // Apart is a change that gives a server a limiter of its own, as that of another process.

@@ -12,8 +12,7 @@ local TOP = 281474976710656 -- 2^48, the weight of the first of nine digits of 6
 
 -- scale_by(a, b, c) -> floor(a * b / c) and the rest, exactly: a and b at most 2^53, c below 2^46 (the span is at
 -- most twice the longest period, the drain at most 10^12). A product that is too large is computed by the digits of
--- a: 64 c + 63 c is below 2^53. A quotient above 2^53 is not exact, which does not matter: such times never come, and
--- no level is so high.
+-- a: 64 c + 63 c is below 2^53. A quotient above 2^53 is not exact: no time or level is so high.
 local function scale_by(a, b, c)
   local whole = floor(b / c)
   b = b - whole * c

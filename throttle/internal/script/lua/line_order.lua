@@ -205,7 +205,8 @@ local function new_order(L, names, strict)
         if e.class == LIVE or standings.time <= now + BURST then owed.opens = max(owed.opens or 0, time) end
         return
       end
-      lapses = standings.scope.suffix ~= ROOT and now + LATE or 0 -- at ROOT this take has come to e before the flow
+      if standings.scope.suffix == ROOT then return end -- this take has come to e before the flow
+      lapses = now + LATE
     end
     if lapses == 0 then return end
     if not e.step then average_costs(standings, e) end

@@ -29,8 +29,9 @@ local function new_take(L)
         for i = 1, #flow.suffixes do suffixes[#suffixes + 1] = flow.suffixes[i] end
       end
     end
-    node.list, list.whole, list.more = list, #ids < n, #ids == n or several and ids[1] -- whole: all read; more: more may follow
-    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key)
+    node.list, list.whole = list, #ids < n
+    list.more = #ids == n or several and ids[1] -- others may wait here, or come here, once these are gone
+    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- by one tenant
     scopes.read(call, suffixes)
     places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
   end

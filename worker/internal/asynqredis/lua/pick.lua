@@ -7,8 +7,8 @@
 -- reply per task its message, 1 if the queue is paused, or 2 for anything else: it is active, pending or
 --       gone, has ended or failed, its firing is stopped, or it waits for something else
 --
--- A call that is repeated after its reply was lost also answers with what it picked before. A task may still be active
--- by the call by which it was denied: `sluice_left` tells restore.lua that its ticket has left the line by now.
+-- A call that is repeated after its reply was lost also answers with what it picked before. A ticket may be
+-- taken before its denied task was put back: `sluice_ticketless` tells restore.lua during which call that was.
 
 local prefix, call = ARGV[1], ARGV[3]
 local paused = redis.call('EXISTS', KEYS[4]) == 1
@@ -30,7 +30,7 @@ for i = 4, #ARGV, 2 do
   elseif state == 'active' and found[3] == call then
     answer = found[4]
   elseif state == 'active' then
-    redis.call('HSET', key, 'sluice_left', found[3] or '')
+    redis.call('HSET', key, 'sluice_ticketless', found[3] or '')
   end
   if type(answer) == 'string' then
     leases[#leases + 1], leases[#leases + 2] = ARGV[2], id

@@ -123,9 +123,9 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	}
 	var err error
 	switch {
-	case o.requeue != nil && call.Verb != asynqredis.Requeue: // asynq's Requeue, at a shutdown, also puts it back
+	case o.requeue != nil && call.Verb != asynqredis.Requeue: // asynq's Requeue, at a shutdown, does as well
 		err = reply(cmd, "OK", o.requeue(ctx))
-	case call.Verb == asynqredis.Requeue && (a.counted.Load() || isFromLine(a.Verdict)): // it has its turn
+	case call.Verb == asynqredis.Requeue && (a.counted.Load() || isFromLine(a.Verdict)): // it had its turn
 		a.releaseSlot()
 		back := asynqredis.RestoreOptions{Ref: a.Ref, CallKey: a.CallKey, Mark: asynqredis.KeptMark, Message: a.Message.WithTurn()}
 		err = reply(cmd, "OK", s.requeue(ctx, back, true))

@@ -72,7 +72,7 @@ type Dispatcher struct {
 	busy    sync.WaitGroup // calls that nobody waits for until it is closed
 
 	asynqLog  outage.Log    // whether asynq's Redis answers
-	idle      chan struct{} // serve sends while it has nothing to do and Next waits: then this server hears nudges
+	idle      chan struct{} // received from by hear, before each call, while serve has nothing to do and Next waits
 	wakeNext  chan struct{} // ends a wait of Next
 	wakeServe chan struct{} // ends a wait of serve
 

@@ -100,8 +100,8 @@ local function new_join(L)
 
   -- somebody_waits returns whether tickets other than `id` delay the request: tickets that wait at its scopes.
   -- Without a shared window ROOT is no such scope: tickets wait there for a slot, which the request has. Instead, the
-  -- first ticket of its flow delays it, if that ticket's costs differ and fit no more. Tickets of a batch delay a
-  -- live request only if it owes them room.
+  -- first ticket of its flow delays it, if that costs something else than the request, and does not fit now. Tickets
+  -- of a batch delay a live request only if it owes them room.
   local function somebody_waits(r, id)
     local batch, flow_name = r.batch, id and L.flow_name(id)
     local ticket_flow = flow_name and L.flow_of(flow_name)

@@ -5,8 +5,8 @@
 -- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later if live ones wait.
 --
 -- Of a take's sides, the one with the least tag at ROOT is served; while that waits for a window, no other is. A take
--- also leaves room for a side of another server that goes first: while its ticket does not fit and no window has
--- leases, until LATE after that fits; else within LATE of its server's next appointment. Later it saves up no turns.
+-- also leaves room for a side of another server that goes first. If its ticket does not fit, and no window has leases,
+-- it does so until LATE after that fits. If not, until LATE after its server's appointment. Later it saves up no turns.
 -- A batch that live tickets delay catches up at narrower scopes.
 --
 -- Key, after the prefix P of the policy:

@@ -102,9 +102,9 @@ local function new_take(L)
     move_first(root, flow, second and ROOT, (second or flow).rank, second and fair.score(root, flow, second.rank))
   end
 
-  -- visit looks at the flows of a node, in order. Flows that have room there go where they wait next. At ROOT it takes
-  -- their tickets, up to `want` in this take. With `one` it stops after a ticket, as other sides may go next.
-  -- It reads n flows at a time, and returns how many steps are left.
+  -- visit looks at the flows of a node, in order. Flows that have room there go where they wait next. At ROOT, which is
+  -- the queue itself, it takes their tickets, up to `want` in this take. With `one` it stops after a ticket, as other
+  -- sides may go next. It reads n flows at a time, and returns how many steps are left.
   local function visit(node, steps, n, taken, want, one)
     while steps > 0 do
       steps = steps - 1

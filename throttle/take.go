@@ -101,8 +101,8 @@ func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeReque
 	if err != nil {
 		return Taken{}, classify(ctx, cp.Name, err)
 	}
-	taken := Taken{At: time.UnixMicro(reply.At), Next: max(micros(reply.Next-reply.At), min(paused, maxTakeInterval))}
-	if reply.Next == 0 {
+	taken := Taken{At: time.UnixMicro(reply.At), Next: max(micros(reply.NextAt-reply.At), min(paused, maxTakeInterval))}
+	if reply.NextAt == 0 {
 		taken.Next = -1
 	}
 	l.maintain(ctx, cp, taken.Next)

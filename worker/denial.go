@@ -43,7 +43,7 @@ var errOutOfTime = errors.New("worker: the task's time ran out before the limite
 // then joins its line, at the front if it had its turn before. The cause of a denial may be nil.
 func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error) {
 	a.outcome.Store(&outcome{requeue: func(ctx context.Context) error {
-		return s.requeue(ctx, s.restoreOptions(a, m, r, d, cause), d.Queued)
+		return s.requeue(ctx, s.restoreOptions(a, m, r, d, cause), !d.Queued)
 	}})
 }
 
@@ -51,7 +51,7 @@ func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, 
 func (s *Server) restoreOptions(
 	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error,
 ) asynqredis.RestoreOptions {
-	now, after := time.Now(), max(d.EarliestReset(), time.Millisecond) // RetryIn, if no window denied it
+	now, after := time.Now(), max(d.EarliestReset(), time.Millisecond) // of a task that is not queued
 	if d.Queued {
 		s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
 		policy, _ := s.limiter.Lookup(d.Policy)
@@ -123,12 +123,12 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	}
 	var err error
 	switch {
-	case o.requeue != nil && call.Verb != asynqredis.Requeue: // asynq's Requeue, at a shutdown, does as well
+	case o.requeue != nil && call.Verb != asynqredis.Requeue: // asynq's Requeue, at a shutdown, is as good
 		err = reply(cmd, "OK", o.requeue(ctx))
 	case call.Verb == asynqredis.Requeue && (a.counted.Load() || isFromLine(a.Verdict)): // it had its turn
 		a.releaseSlot()
 		back := asynqredis.RestoreOptions{Ref: a.Ref, CallKey: a.CallKey, Mark: asynqredis.KeptMark, Message: a.Message.WithTurn()}
-		err = reply(cmd, "OK", s.requeue(ctx, back, true))
+		err = reply(cmd, "OK", s.requeue(ctx, back, false))
 	case call.Verb == asynqredis.Other:
 		return next(ctx, cmd)
 	case deletes && !o.done:
@@ -150,7 +150,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 }
 
 // requeue puts a task back, by Client.Restore. It is repeated, as asynq's calls that end a task are.
-func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, queued bool) error {
+func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, needsWake bool) error {
 	due := false
 	err := s.repeat(ctx, func(ctx context.Context, _ bool) (err error) {
 		due, err = s.tasks.Restore(ctx, r)
@@ -163,7 +163,7 @@ func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, queue
 		return fmt.Errorf("worker: requeueing task %s: %w", r.ID, err)
 	case due: // its ticket was taken meanwhile, and given up
 		s.dispatch.WakeAt(r.Queue, time.Now())
-	case !queued: // no take brings it back
+	case needsWake: // no take brings it back
 		s.dispatch.WakeAt(r.Queue, r.At)
 	}
 	return nil

@@ -1,6 +1,6 @@
 // Package inspect shows how the lines of a throttle.Limiter stand: who waits, since when, why and until when, and
 // what would be with other limits. A line is read by several commands: what changes meanwhile may show twice. The
-// package changes no position and no count. Claims of ended processes vanish when the script comes by them.
+// package changes no position and no count, but its calls, like all calls of a line, remove claims of ended processes.
 package inspect
 
 import (

@@ -66,7 +66,7 @@ func TestHoursOfTasks(t *testing.T) {
 		next := w.Enqueue(worker.NewTask(acme, "llm:ask", nil))
 		w.Drain(time.Minute)
 		if late := w.Runs()[5].Start.Sub(next.At); late > 50*time.Millisecond {
-			t.Errorf("hours later, a task began %v late", late)
+			t.Errorf("90 minutes later, a task began %v late", late)
 		}
 	})
 }

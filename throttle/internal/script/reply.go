@@ -75,7 +75,7 @@ type AdaptedAnswer struct {
 // Taken is the reply to a take.
 type Taken struct {
 	At      int64
-	Next    int64 // when to ask again, 0 if nobody waits
+	NextAt  int64 // when to ask again, 0 if nobody waits
 	Tickets []TakenTicket
 }
 
@@ -180,7 +180,7 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 
 func (p *Policy) readTaken(reply []any) (Taken, error) {
 	r := &reader{reply: reply}
-	t := Taken{At: r.integer(), Next: r.integer()}
+	t := Taken{At: r.integer(), NextAt: r.integer()}
 	base := r.text()
 	for !r.bad && r.at < len(reply) {
 		ticket, ok := readTicket(r.text(), fmt.Sprintf("%s%02x", base, len(t.Tickets)+1))

@@ -153,7 +153,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.noteServed(taken.Tickets)
 	l.appointment, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// At the appointment the ticket fits, even if the next take arrives up to transitMost faster than this one did.
+		// A take sent at the appointment finds that the ticket fits, even if it arrives transitMost faster than this one.
 		l.appointment = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.appointment
 	}

@@ -54,7 +54,7 @@ type Site struct {
 
 	Ledger // of all its servers
 
-	onFakeTime bool // in a bubble
+	onFakeTime bool // of NewInBubble
 
 	Reported []error // to the user's ErrorHandler, and
 	Asked    []error // of the user's IsFailure: both guarded by Ledger.Mu

@@ -1,10 +1,10 @@
--- codec.lua: short names of Lua's own functions, `once`, and how numbers and fields are written. Integers are
+-- codec.lua: short names of Lua's own functions, `made_once`, and how numbers and fields are written. Integers are
 -- big-endian. All times are microseconds since 1970. miniredis has neither struct nor bit, hence char and byte.
 --
 -- Redis keeps no function from one call to the next. So most files put theirs in one table. At every call a
 -- closure costs 400 instructions, a table of 8 names 3,000, and a local that a closure captures
 -- 500, unless another closure has captured it already. So the names below are shared by all files,
--- few functions are made at every call, and `once` makes the others when a call needs them.
+-- few functions are made at every call, and `made_once` makes the others when a call needs them.
 --
 -- A new string costs 12 instructions a byte, as the Lua of Redis hashes all of it. So long ones are
 -- cut and joined once. A table that grows by a step costs 1,000. So tables begin with all their
@@ -23,10 +23,10 @@ local ROOT = 'w:'
 -- Algorithms are kept by their letters. extras(call) makes functions that few calls need, line_files those of lines.
 local algorithms, extras, line_files = {}, nil, nil
 
--- once returns the result of the first call of `make`: later ones ignore their arguments. It is the one way
+-- made_once returns the result of the first call of `make`: later ones ignore their arguments. It is the one way
 -- to leave functions out of calls that do not need them.
 local made = {}
-local function once(make, ...)
+local function made_once(make, ...)
   local it = made[make]
   if not it then
     it = make(...)

@@ -58,7 +58,7 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
     local replaces = r.at > 0 -- a grant of that time: it has had its turn, and those in line do not deny it
-    if replaces then once(extras, call).replace(r, list, now) end
+    if replaces then made_once(extras, call).replace(r, list, now) end
     local line = call.line
     local joined = r.ticket and line and line.flow_name(r.ticket)
     if earlier_status == 3 and not joined then return 3, now, now, now end -- a server has taken it since
@@ -72,13 +72,13 @@ local verbs = {
     end
     if r.ticket then
       call.dirty = true
-      return once(extras, call).line_of(r).join(r, list, now, earlier_status)
+      return made_once(extras, call).line_of(r).join(r, list, now, earlier_status)
     end
-    return once(extras, call).denied(r, list, now, fits, time)
+    return made_once(extras, call).denied(r, list, now, fits, time)
   end,
 
   join = function(r, list, now, fits, earlier_status)
-    local line = call.line or once(extras, call).line_of(r)
+    local line = call.line or made_once(extras, call).line_of(r)
     if earlier_status == 3 and not line.flow_name(r.ticket) then -- a server has taken it since
       return 3, now, now, now
     end
@@ -92,7 +92,7 @@ local verbs = {
 -- All that the requests need of the line is read by few commands.
 local requests
 if call.waiting or argv[first] == 'join' then
-  local line = once(extras, call).line_of()
+  local line = made_once(extras, call).line_of()
   requests = {}
   for from = first, #argv, stride do requests[#requests + 1] = read_request(call, argv, from) end
   line.prefetch(requests)
@@ -110,7 +110,7 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  if r.paused and r.paused <= now then -- the pause is over: nothing else delays an exempt tenant's request, or an observed one
+  if r.paused and r.paused <= now then -- it is over: nothing else delays a free request (operation.free)
     r.paused = nil
     local joined_before = record and byte(record, 8 * count) == 3
     if op == 'reserve' and settings and settings.free and r.at == 0 and not joined_before then op = 'exempt' end
@@ -122,7 +122,7 @@ for from = first, #argv, stride do
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'
-    local verb, earlier_status = verbs[op] or once(extras, call).verb(op), record and byte(record, 8 * count)
+    local verb, earlier_status = verbs[op] or made_once(extras, call).verb(op), record and byte(record, 8 * count)
     local fits = op == 'reserve' and plain_fits or {}
     local status, decided, time, latest, binds, nudge
     if r.lost then r.known = known end
@@ -136,7 +136,7 @@ for from = first, #argv, stride do
     local text = ''
     if time or r.old_costs or now > call.now then
       time = time or decided
-      text = once(extras, call).fields(r, list, now, needs_windows and fits, time, latest, binds, nudge)
+      text = made_once(extras, call).fields(r, list, now, needs_windows and fits, time, latest, binds, nudge)
     end
     out[m + 1], out[m + 2], out[m + 3] = status, decided, text
     m = m + 3

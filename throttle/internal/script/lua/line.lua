@@ -52,7 +52,7 @@
 --
 -- new_line(call) -> L. It reads each field of a hash at most once. Changes are noted, and written at the end
 -- (line_write.lua, which adds to L). Only calls that find a line, or join one, make L. line_units and
--- appointments are tables; each other file but line_write has a new_..., mostly called by `once`.
+-- appointments are tables; each other file but line_write has a new_..., mostly called by `made_once`.
 --
 -- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no window counts by
 -- another attribute than the tenant, nor did one of a call that wrote the line. call.batches is true if batches have

@@ -10,9 +10,9 @@ local function new_join(L)
   local call, expected = L.call, new_eta(L)
   local P, now = call.P, call.now
   -- Most joins need none of these.
-  local function fair() return once(new_fair, L) end
-  local function places() return once(new_places, L) end
-  local function order() return once(new_order, L, {}, false) end
+  local function fair() return made_once(new_fair, L) end
+  local function places() return made_once(new_places, L) end
+  local function order() return made_once(new_order, L, {}, false) end
   local unwritten = false -- whether a ticket joined in this call that Redis does not know yet
 
   -- flow_for returns the flow of a request: the one that waits, or a new one.

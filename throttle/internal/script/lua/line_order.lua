@@ -6,7 +6,7 @@
 --
 -- Of a take's sides, the one with the least tag at ROOT is served; while that waits for a window, no other is. A take
 -- also leaves room for a side of another server that goes first. If its ticket does not fit, and no window has leases,
--- it does so until LATE after that fits. If not, until LATE after its server's appointment. Later it saves up no turns.
+-- it does so until LATE after that fits. If not, within LATE of its server's appointment. Later it saves up no turns.
 -- A batch that live tickets delay catches up at narrower scopes.
 --
 -- Key, after the prefix P of the policy:
@@ -24,7 +24,7 @@ local function new_order(L, names, strict)
   local TAGS_MS = 60000  -- for which tags are kept, at least
   local LIVE, BATCH = 1, 2
 
-  local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
+  local call, fair, places = L.call, made_once(new_fair, L), made_once(new_places, L)
   local P, now = call.P, call.now
   local order = { -- root: the scope that all share, even if it has no window
     root = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or {suffix = ROOT, spec = {windows = {}}},
@@ -205,7 +205,7 @@ local function new_order(L, names, strict)
         if e.class == LIVE or standings.time <= now + BURST then owed.opens = max(owed.opens or 0, time) end
         return
       end
-      if standings.scope.suffix == ROOT then return end -- this take has come to e before the flow
+      if standings.scope.suffix == ROOT then return end -- this take visits e before the flow
       lapses = now + LATE
     end
     if lapses == 0 then return end

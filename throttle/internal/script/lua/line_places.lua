@@ -9,7 +9,7 @@ local function new_places(L)
   local HEADS = 16     -- how many tickets of a flow are read at once
   local SWEPT = 64     -- the most claims of one process that one call removes
 
-  local call, fair, places = L.call, once(new_fair, L), {}
+  local call, fair, places = L.call, made_once(new_fair, L), {}
   local P, now = call.P, call.now
 
   -- scopes_of returns the flow's scopes whose windows the policy still has, narrow to broad, and the

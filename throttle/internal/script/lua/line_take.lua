@@ -9,7 +9,7 @@ local function new_take(L)
   local LOOKS = '32'      -- about how many nodes of a queue one call makes due after limits have changed
   local CHANGES = 1000000 -- us between looks after changes of limits
 
-  local call, fair, places = L.call, once(new_fair, L), once(new_places, L)
+  local call, fair, places = L.call, made_once(new_fair, L), made_once(new_places, L)
   local P, now = call.P, call.now
 
   -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.

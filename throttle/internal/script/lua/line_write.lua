@@ -63,7 +63,7 @@ local function add_writing(L)
       redis.call('ZREM', key, found[1]) -- a leftover of a line that expired
       return put_first(node, tenant)
     end
-    flow.score = once(new_fair, L).score(node, flow)
+    flow.score = made_once(new_fair, L).score(node, flow)
     L.change('n:' .. node.key, rank .. ' ' .. id, flow.score)
     if found[2] then L.change('n:' .. node.key, sub(found[2], #tenant + 2), false) end -- it may have been first
   end
@@ -144,7 +144,7 @@ local function add_writing(L)
   -- finish removes claims of ended processes, and writes all changes. Without tickets few keys stay: line.lua.
   function L.finish()
     for _, q in pairs(L.queues) do
-      if q.claims and q.n > 0 and not L.alive(q) then once(new_places, L).sweep(q) end
+      if q.claims and q.n > 0 and not L.alive(q) then made_once(new_places, L).sweep(q) end
     end
     L.flush()
     write_flows()

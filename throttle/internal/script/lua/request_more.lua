@@ -21,7 +21,7 @@ end
 
 local function too_late(r, expected, latest, earliest)
   local now = call.now
-  -- If no latest start is known, the wait counts as a pause's, or 2 us: enough for Refuse, the max_wait of 1 us.
+  -- If no latest start is known, the wait counts as 2 us, or as a longer pause: a max_wait below that refuses r.
   local wait = latest > 0 and latest - now or max(min(expected - now, 2), (r.paused or now) - now)
   if r.max_wait and wait > r.max_wait then return 4 end
   if r.deadline and earliest - now > r.deadline then return 7 end
@@ -29,7 +29,7 @@ end
 
 local function line_of(r)
   if not call.line then
-    local files = once(line_files, call)
+    local files = made_once(line_files, call)
     call.line = files.new_join(files.new_line(call))
   end
   if r then read_place(r) end

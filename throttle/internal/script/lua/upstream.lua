@@ -257,4 +257,4 @@ local function new_upstream()
   }
 end
 
-local function upstream() return once(new_upstream) end
+local function upstream() return made_once(new_upstream) end

@@ -239,7 +239,7 @@ local function new_verbs(call)
   return verbs
 end
 
-local function verb(op) return once(new_verbs, call)[op] end
+local function verb(op) return made_once(new_verbs, call)[op] end
 
 -- replace gives back the grant of r.at, once: a cancel or a copy of the request that comes later does nothing.
 local function replace(r, list, now)

@@ -46,7 +46,7 @@ end
 local function fits_window(scope, i, now, cost, ahead, each)
   local call, time = scope.call, now
   if cost > 0 then time = call.windows[i].algorithm.fits_at(scope.states[i], now, cost, ahead, each) end
-  if scope.sections then time = once(extras, call).upstream().fits_at(scope, i, now, time, cost, ahead) end
+  if scope.sections then time = made_once(extras, call).upstream().fits_at(scope, i, now, time, cost, ahead) end
   return time
 end
 
@@ -105,7 +105,7 @@ windows = {
         local cost = costs[i]
         if cost > 0 then all[i].algorithm.charge(states[i], now, cost, hold, id) end
       end
-      if scope.sections then once(extras, call).upstream().charge(scope, costs, now) end
+      if scope.sections then made_once(extras, call).upstream().charge(scope, costs, now) end
     end
   end,
 }

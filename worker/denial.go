@@ -47,7 +47,7 @@ func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, 
 	}})
 }
 
-// restoreOptions returns how the task goes back. It also has the task's line asked when its turn is expected.
+// restoreOptions returns how the task goes back. It also calls Expect: a server asks the line at its expected start.
 func (s *Server) restoreOptions(
 	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error,
 ) asynqredis.RestoreOptions {

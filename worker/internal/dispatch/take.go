@@ -116,7 +116,7 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	var ready []Task
 	for _, task := range tasks {
 		if task.Verdict.Decision.Queued && d.restoreTask(task) == nil {
-			continue // it waits in line again; the middleware puts back one that this could not
+			continue // it waits in line again; if this failed, the middleware puts it back
 		}
 		ready = append(ready, task)
 	}

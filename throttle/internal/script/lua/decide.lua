@@ -48,7 +48,7 @@ call.waiting = call.raw.q
 local known = call.raw[record_name] -- the record of the last call
 local last = known and unpack7(known, 1) or 0
 if last > seq then return {} end
-local record = last == seq and known -- if this call is a copy of the last one
+local earlier = last == seq and known -- this call's own, if it is a copy of the last one
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0'
 
@@ -112,7 +112,7 @@ for from = first, #argv, stride do
   for i = 1, nscopes do failed = failed or list[i].failed end
   if r.paused and r.paused <= now then -- it is over: nothing else delays a free request (operation.free)
     r.paused = nil
-    local joined_before = record and byte(record, 8 * count) == 3
+    local joined_before = earlier and byte(earlier, 8 * count) == 3
     if op == 'reserve' and settings and settings.free and r.at == 0 and not joined_before then op = 'exempt' end
   end
   if failed and op ~= 'leave' then
@@ -122,12 +122,12 @@ for from = first, #argv, stride do
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'
-    local verb, earlier_status = verbs[op] or made_once(extras, call).verb(op), record and byte(record, 8 * count)
+    local verb, earlier_status = verbs[op] or made_once(extras, call).verb(op), earlier and byte(earlier, 8 * count)
     local fits = op == 'reserve' and plain_fits or {}
     local status, decided, time, latest, binds, nudge
     if r.lost then r.known = known end
     if earlier_status == 1 then -- an earlier copy has done it
-      status, decided = 1, unpack7(record, 8 * count + 1)
+      status, decided = 1, unpack7(earlier, 8 * count + 1)
     else
       status, decided, time, latest, binds, nudge = verb(r, list, now, fits, earlier_status)
     end

@@ -48,13 +48,13 @@ local function new_order(L, names, strict)
     narrow = narrow or not mine or redis.call('ZCARD', P .. q.dues_key) > at_root
   end
 
-  -- add adds the entry of a side to standings. tickets: the flow or node that counts what waits; lapses: until when
+  -- add adds the entry of a side to standings. waiting: the flow or node whose n counts its tickets; lapses: until when
   -- room is kept for a side of another server, 0 if none is. Queues of strict priorities have one account (tag).
-  local function add(standings, side, tickets, lapses)
+  local function add(standings, side, waiting, lapses)
     local class = side.q.batch and BATCH or LIVE
     local account = strict and side.of_take and standings.strict[class] or {tag = -1}
     local e = {
-      side = side, tickets = tickets, account = account, weight = 1, step = false, units = false,
+      side = side, waiting = waiting, account = account, weight = 1, step = false, units = false,
       class = class, lapses = lapses,
     }
     standings.list[#standings.list + 1] = e
@@ -68,8 +68,8 @@ local function new_order(L, names, strict)
     local suffix = scope.suffix
     local due = places.due_at(name, suffix) or not mine and places.due_at(name, ROOT)
     if not due then return end
-    local tickets = L.tickets_at(name, scope, flow)
-    if not tickets or tickets.n == 0 or tickets.suffix ~= suffix and tickets.suffix ~= ROOT then return end
+    local waiting = L.tickets_at(name, scope, flow)
+    if not waiting or waiting.n == 0 or waiting.suffix ~= suffix and waiting.suffix ~= ROOT then return end
     local list, slots, lapses = scope.spec.windows, false, 0
     for j = 1, #list do slots = slots or call.windows[list[j]].algorithm.release end
     if not mine and due > now and not slots then
@@ -77,7 +77,7 @@ local function new_order(L, names, strict)
     elseif not mine and side.appointment <= now + LATE then
       lapses = side.appointment + LATE
     end
-    add(standings, side, tickets, lapses)
+    add(standings, side, waiting, lapses)
   end
 
   -- average_costs sets what a ticket of an entry costs on average, by unit, and by how much it raises the tag.
@@ -86,7 +86,7 @@ local function new_order(L, names, strict)
     e.units = {}
     for j = 1, #list do
       local unit = call.windows[list[j]].unit
-      e.units[unit] = ceil(line_units.of_unit(e.tickets, unit) / max(1, e.tickets.n))
+      e.units[unit] = ceil(line_units.of_unit(e.waiting, unit) / max(1, e.waiting.n))
       costs[list[j]] = e.units[unit]
     end
     e.step = fair.part_of(standings.scope, costs) / e.weight
@@ -185,8 +185,8 @@ local function new_order(L, names, strict)
   -- and waits at ROOT by now, still counts as waiting there.
   local function waits(standings, e)
     local suffix = standings.scope.suffix
-    return e.tickets.n > 0 and (not e.side.of_take or places.due_at(e.side.q.queue, suffix) or
-      suffix ~= ROOT and e.tickets.passed and e.tickets.suffix == ROOT)
+    return e.waiting.n > 0 and (not e.side.of_take or places.due_at(e.side.q.queue, suffix) or
+      suffix ~= ROOT and e.waiting.passed and e.waiting.suffix == ROOT)
   end
 
   local function goes_before(a, b)
@@ -210,7 +210,7 @@ local function new_order(L, names, strict)
     end
     if lapses == 0 then return end
     if not e.step then average_costs(standings, e) end
-    local n = min(e.tickets.n, max(1, ceil((tag - e.account.tag) / e.step - 1e-6)))
+    local n = min(e.waiting.n, max(1, ceil((tag - e.account.tag) / e.step - 1e-6)))
     for unit, cost in pairs(e.units) do owed.reserved[unit] = (owed.reserved[unit] or 0) + n * cost end
     owed.lapses = min(owed.lapses, lapses)
   end
@@ -246,7 +246,7 @@ local function new_order(L, names, strict)
     if all_standings[suffix] then all_standings[suffix].stale = true end
   end
 
-  -- first returns which of these queues goes first at ROOT, and its share of the grants.
+  -- first returns which of these queues, a list of records, goes first at ROOT, and its share of the grants.
   function order.first(list)
     local standings, first = standings_of(list[1], order.root) -- a queue's record stands for a flow
     local best = 1

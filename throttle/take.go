@@ -165,7 +165,7 @@ func (n *Line) PutBack(ctx context.Context, tickets []TakenTicket) error {
 	return n.giveBack(ctx, tickets, script.PutBack)
 }
 
-// Refund is Reservation.Cancel for taken tickets whose work no longer exists. Errors are Take's.
+// Refund is Reservation.Cancel for taken tickets whose work no longer exists, but for uncharged ones. Errors are Take's.
 func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
 	return n.giveBack(ctx, tickets, script.Cancel)
 }

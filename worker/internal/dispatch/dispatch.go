@@ -215,7 +215,7 @@ func Reason(r throttle.Request, p throttle.Place, now time.Time) string {
 	return strings.ToValidUTF8(text, "\uFFFD")
 }
 
-// A buffer has the tasks that are ready for a slot, and counts the slots that are free.
+// A buffer has the tasks that asynq gets next, also denied ones, and counts the slots that are free.
 type buffer struct {
 	free   int         // slots
 	ready  []Task      // the next first

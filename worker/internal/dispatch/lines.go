@@ -81,8 +81,8 @@ func (d *Dispatcher) dueAt(l *line) time.Time {
 }
 
 // before reports whether a line's turn comes before another's of its set. Each line is fair between its tenants.
-// Here lines share this server's slots, so that each tenant of each line has an even share, with shards one by its
-// weight (start-time fair queueing, Goyal et al., 1996).
+// Here lines share this server's slots: each tenant of each line has an even share, or one by the tenant's weight if
+// the policy has shards (start-time fair queueing, Goyal et al., 1996).
 func (l *line) before(other *line) bool {
 	tag, asked := cmp.Compare(l.startTag(), other.startTag()), l.redisTime.Compare(other.redisTime)
 	return cmp.Or(tag, asked, strings.Compare(l.name, other.name)) < 0

@@ -8,7 +8,7 @@
 --       gone, has ended or failed, its firing is stopped, or it waits for something else
 --
 -- A call that is repeated after its reply was lost also answers with what it picked before. A ticket may be
--- taken before its denied task was put back: `sluice_ticketless` tells restore.lua during which call that was.
+-- taken before its denied task was put back: `sluice_ticketless` is the call by which the task was active then.
 
 local prefix, call = ARGV[1], ARGV[3]
 local paused = redis.call('EXISTS', KEYS[4]) == 1

@@ -12,9 +12,9 @@
 -- server that has picked it up since.
 
 local id, call, score, mark, message = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[7]
-local state, active_by, ticketless, restored, unique_key, lock = unpack(redis.call('HMGET', KEYS[6],
+local state, active_by, ticketless_in, restored, unique_key, lock = unpack(redis.call('HMGET', KEYS[6],
   'state', 'sluice_call', 'sluice_ticketless', 'sluice_restored', 'unique_key', 'sluice_lock'))
-local due = ticketless == call and score ~= '' and mark ~= '' and mark ~= 'front'
+local due = ticketless_in == call and score ~= '' and mark ~= '' and mark ~= 'front'
 local reply = due and 2 or 1
 if restored == call then return reply end -- it is a repeated call
 if state ~= 'active' or active_by ~= call or redis.call('LREM', KEYS[1], 1, id) == 0 then return 0 end

@@ -22,8 +22,7 @@ import (
 )
 
 // A Limiter reserves capacity by policies. Limiters with the same policies and Prefix on one Redis count together. It
-// is safe for concurrent use. Calls for one line that are made while another is under way share the next call to
-// Redis.
+// is safe for concurrent use. Calls for one line, made while another is under way, share the next call to Redis.
 type Limiter struct {
 	config        Config   // with defaults
 	holds         sync.Map // *hold by the reservation's ID

@@ -75,7 +75,7 @@ func (n *Line) ask(
 	if err != nil {
 		return nil, err
 	}
-	cp.drained.Store(false)
+	cp.leavesAt.Store(0)
 	places := make([]Place, len(requests))
 	operations := make([]*operation, 0, len(requests))
 	asks := make([]script.Request, 0, len(requests))
@@ -142,8 +142,7 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 	return cmp.Or(failed, classify(ctx, cp.Name, err))
 }
 
-// Len returns how many tickets are in line, calls that wait in place included, by one short command. Errors are
-// Take's.
+// Len returns how many tickets and calls that wait in place are in line, by one short command. Errors are Take's.
 func (n *Line) Len(ctx context.Context) (int64, error) {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/glob"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
@@ -106,7 +107,7 @@ func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
 // live yields the policies in force, and then removed ones whose lines are not known to be empty: each shard.
 func (set *policySet) live(yield func(*compiledPolicy) bool) {
 	for _, cp := range set.lines {
-		if !(cp.removed.Load() && cp.drained.Load()) && !yield(cp) {
+		if at := cp.leavesAt.Load(); (at == 0 || time.Now().UnixNano() < at) && !yield(cp) {
 			return
 		}
 	}

@@ -13,15 +13,16 @@ const (
 	refreshEvery   = time.Minute      // as tenants' settings change, and other processes join by older ones
 	refreshPart    = 1000             // refreshes take at most 1/refreshPart of the time
 	refreshAgain   = 10 * time.Second // after an error
-	followWithin   = 2 * time.Second  // in which other processes learn of interventions
+	followWithin   = 2 * time.Second  // in which other processes learn of changes: until then they may join a removed line
 )
 
-// maintain, after a take, notes that a removed policy's line is empty, or refreshes the line of one in force if due.
+// maintain, after a take, notes whether a removed policy's line is empty, or refreshes the line of one in force if due.
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
 	if cp.removed.Load() {
-		if next < 0 {
-			waiting, err := l.runner.CountTickets(ctx, cp.line)
-			cp.drained.Store(err == nil && waiting == 0)
+		if next >= 0 {
+			cp.leavesAt.Store(0)
+		} else if waiting, err := l.runner.CountTickets(ctx, cp.line); err == nil && waiting == 0 {
+			cp.leavesAt.CompareAndSwap(0, time.Now().Add(5*followWithin).UnixNano())
 		}
 		return
 	}

@@ -189,7 +189,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		given[o.compiledPolicy] = append(given[o.compiledPolicy], t)
 	}
 	for cp, asks := range asks {
-		cp.drained.Store(false)
+		cp.leavesAt.Store(0)
 		answers, err := cp.decide(ctx, asks...)
 		for i, a := range answers {
 			if r := given[cp][i].Decision.Reservation; a.Status == script.Done && !given[cp][i].untold {

@@ -28,7 +28,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 				return throttle.Tenant{}, false, nil
 			},
 		})
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		client := s.Client(limiter)
 		task := func(tenant string, cost int64) *asynq.Task {
 			return worker.NewTask(worker.Identity{Attributes: map[string]string{"user": "bob"}, Cost: map[string]int64{"requests": cost}, Tenant: tenant}, "x", nil)
@@ -64,7 +64,7 @@ func TestTheClientRefusesWhatCanNeverRun(t *testing.T) {
 			},
 			Limiter: limiter, LimiterTimeout: time.Minute,
 		})
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		defer byPayload.Close()
 		_, err = byPayload.EnqueueContext(t.Context(), asynq.NewTask("x", []byte("acme")))
 		expect.That(t, err == nil, err)

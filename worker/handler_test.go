@@ -210,7 +210,7 @@ func TestAReservationAfterTheHandlerIsReleased(t *testing.T) {
 		s.Limiter, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{sitetest.Policy(100, time.Minute), second}})
 		expect.Require(t, err == nil, err)
 		warm := expect.Got(s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "second", Tenant: "acme"}))(t)
-		sitetest.Must(t, warm.Reservation.Release(t.Context()))
+		expect.Must(t, warm.Reservation.Release(t.Context()))
 		left := make(chan error, 1)
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			late.Store(true)

@@ -77,7 +77,7 @@ func TestChecksOfAsynqsRedisHaveKinds(t *testing.T) {
 	check := func(ctx context.Context, addr string) error {
 		t.Helper()
 		client, err := worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		defer client.Close()
 		findings, err := client.CheckRedis(ctx)
 		expect.Require(t, err != nil && len(findings) == 0, addr, findings, err)
@@ -111,7 +111,7 @@ func TestAsynqsLogKnowsNoDenials(t *testing.T) {
 func TestOptionsBelowZero(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
 	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-	sitetest.Must(t, err)
+	expect.Must(t, err)
 	defer client.Close()
 	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.Backlog(-1))), new(*throttle.RequestError),
 		"a backlog of -1:")

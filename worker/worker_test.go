@@ -33,7 +33,7 @@ func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
 			} else {
 				_, err = s.Plain.Enqueue(asynq.NewTask("x", []byte("acme")), opts...)
 			}
-			sitetest.Must(t, err)
+			expect.Must(t, err)
 		}
 		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
 			c.Identify = func(task *asynq.Task) (worker.Identity, error) {

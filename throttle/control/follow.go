@@ -41,7 +41,6 @@ type Follower struct {
 	ownPolicies []throttle.Policy // of the program
 	state       State             // the last one; its policies stay when Redis has forgotten them
 	version     int64             // the published version that is in force here; 0: its own policies
-	unusable    int64             // the last version that could not be put in force: the policies before it stay
 	reported    time.Time         // when report last wrote the version
 	offset      time.Duration     // of the clock of Redis
 	readFailed  bool              // the last time
@@ -91,23 +90,23 @@ func (f *Follower) look(ctx context.Context) {
 		}
 		state = before
 		state.Interventions = before.InForce(time.Now().Add(f.offset))
-	case state.Version == 0 && before.Version > 0:
-		f.unusable = 0 // numbers begin anew
+	case state.published == "" && before.published != "":
 		if !f.config.KeepPolicies {
 			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}
 		state.Policies, state.Removed, state.Version = before.Policies, before.Removed, before.Version
-	case f.unusable > 0 && state.Version == f.unusable:
+		state.published = before.published
+	case state.published == before.published: // as before; if they cannot be used, those before them stay
 		state.Policies, state.Removed, state.PoliciesErr = before.Policies, before.Removed, nil
 	}
 	clockSet := (time.Until(state.At) - f.offset).Abs() > readTimeout // of Redis, or of this machine
 	f.state, f.readFailed, f.offset = state, err != nil, time.Until(state.At)
 	policiesBefore, _ := before.Effective()
 	policies, others := state.Effective()
-	if isNew := state.Version != before.Version; isNew || f.version > 0 && !reflect.DeepEqual(policiesBefore, policies) {
+	if isNew := state.published != before.published; isNew || f.version > 0 && !reflect.DeepEqual(policiesBefore, policies) {
 		if err := f.adopt(policies, isNew); err != nil && isNew {
-			f.state, f.unusable = before, state.Version // by the old mark the next look reads all again,
-			f.state.Version = state.Version             // by the new version it does not try these policies again
+			f.state = before                    // by the old mark the next look reads all again,
+			f.state.published = state.published // but does not try these policies again
 		}
 	}
 	same := reflect.DeepEqual(before.Overrides, state.Overrides) && reflect.DeepEqual(before.Pauses, state.Pauses)

@@ -30,7 +30,7 @@ func (s *State) add(field, value string) error {
 	n, err := strconv.ParseInt(head, 10, 64)
 	switch kind {
 	case "policies":
-		s.Version = n
+		s.Version, s.published = n, value
 		s.decodePolicies(text)
 	case Paused:
 		p := throttle.Pause{ByHand: true}

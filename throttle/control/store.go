@@ -92,7 +92,8 @@ type State struct {
 	// Version is the version of Policies, for Publish: Change.Version of their change, or 0.
 	Version int64 `json:"-"`
 
-	mark string // of the last change
+	mark      string // of the last change
+	published string // what Redis has of policies: the version and JSON. After data was lost a version may come again
 }
 
 var (

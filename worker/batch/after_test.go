@@ -44,8 +44,8 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		tenants, err := p.Tenants(t.Context(), f)
 		expect.That(t, err == nil && of(t, tenants, 0).Done == 20 && of(t, tenants, 1).Failed == 20, tenants, err)
 		down = false
-		s.ok(s.Inspector.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
-		s.ok(p.Retry(t.Context(), f))
+		expect.Must(s, s.Inspector.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
+		expect.Must(s, p.Retry(t.Context(), f))
 		time.Sleep(5 * time.Second) // not until a lease ends
 		status = s.status(p, f)
 		expect.That(t, status.State == batch.StateDone && status.Done == 39 && status.Failed == 1 && status.Retried == 19, status)
@@ -91,7 +91,7 @@ func TestAFiringStopsWhenTooManyTasksFail(t *testing.T) {
 		expect.That(t, len(told) == 1 && strings.Contains(told[0], `"state":"stopped"`) &&
 			!strings.Contains(told[0], `"running":0`), "told", told)
 		down = false
-		s.ok(p.Retry(t.Context(), f))
+		expect.Must(s, p.Retry(t.Context(), f))
 		st = status(30 * time.Second)
 		expect.That(t, st.State == batch.StateDone && st.Done == 150 && st.Failed == 0 && len(told) == 2, st, "told", told)
 	})
@@ -118,8 +118,8 @@ func TestAFiringStopsWhileItIsEnqueued(t *testing.T) {
 		time.Sleep(90 * time.Second)
 		st := s.status(p, f)
 		expect.That(t, st.State == batch.StateStopped && st.Failed >= 300 && st.Failed <= 900, st)
-		s.ok(p.Resume(t.Context(), f))
-		s.ok(p.Pause(t.Context(), f))
+		expect.Must(s, p.Resume(t.Context(), f))
+		expect.Must(s, p.Pause(t.Context(), f))
 		time.Sleep(10 * time.Second)
 		expect.Equal(t, s.status(p, f).State, batch.StatePaused, "by an operator, after that stop")
 	})
@@ -130,7 +130,7 @@ func TestAReportEndsWhateverItsPolicy(t *testing.T) {
 	inBubble(t, many(), func(t *testing.T, s *site) {
 		other := s.Limiter.Policies()[0].WithDefaults()
 		other.Name, other.Match, other.Windows[0].Per = "other", []string{"report"}, []string{"region"}
-		s.ok(s.Limiter.SetPolicies(append(s.Limiter.Policies(), other)))
+		expect.Must(s, s.Limiter.SetPolicies(append(s.Limiter.Policies(), other)))
 		p := s.scheduler(batch.Batch{
 			Name: "b", Ended: "report", OnFailed: "stop at 1%", Options: []asynq.Option{asynq.MaxRetry(0)},
 			Tasks: calls(3), Tenants: batch.List("acme"),
@@ -179,7 +179,7 @@ func TestFiringsOverlap(t *testing.T) {
 				expect.That(t, errors.Is(err, batch.ErrOverlap) == (overlap == batch.OverlapSkip), "fired by hand:", err)
 				if overlap == batch.OverlapQueue {
 					f := firings(s, p, 9)[1] // one that waits is cancelled at once
-					s.ok(p.Cancel(t.Context(), f))
+					expect.Must(s, p.Cancel(t.Context(), f))
 					time.Sleep(3 * time.Second)
 					expect.Equal(t, s.status(p, f).State, batch.StateCancelled)
 				}

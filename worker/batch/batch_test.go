@@ -147,7 +147,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		}
 		expect.That(t, status == want, "got", status, "want", want)
 		p.kill() // as if it had not yet written how far it is
-		s.ok(s.Redis.HSet(t.Context(), "asynq:{default}:sluice:batch:b:"+f.Tick.Format("20060102T150405Z"),
+		expect.Must(s, s.Redis.HSet(t.Context(), "asynq:{default}:sluice:batch:b:"+f.Tick.Format("20060102T150405Z"),
 			"phase", "enqueue", "index", 0, "tenant", 0, "offset", 0).Err())
 		want.State, p = batch.StateEnqueuing, s.scheduler(b)
 		expect.Equal(t, s.status(p, f), want)
@@ -159,7 +159,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 		}
 		archived := expect.Got(s.Inspector.ListArchivedTasks("default"))(s)
 		for _, task := range archived {
-			s.ok(s.Inspector.RunTask("default", task.ID)) // it fails again, and is counted already
+			expect.Must(s, s.Inspector.RunTask("default", task.ID)) // it fails again, and is counted already
 		}
 		time.Sleep(10 * time.Second)
 		status = s.status(p, f)
@@ -184,13 +184,13 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		ran := func() int { return len(s.Starts()) }
 		status := func() batch.Status { return s.status(p, f) }
 		time.Sleep(22500 * time.Millisecond)
-		s.ok(p.Pause(t.Context(), f))
-		s.ok(p.Resume(t.Context(), f))
+		expect.Must(s, p.Pause(t.Context(), f))
+		expect.Must(s, p.Resume(t.Context(), f))
 		tenants := expect.Got(p.Tenants(t.Context(), f))(t)
 		expect.That(t, status().Finish.IsZero() && tenants[0].Finish.IsZero(), "an end that was expected before a pause:", status(), tenants)
 		time.Sleep(2500 * time.Millisecond)
 		expect.That(t, !status().Finish.IsZero(), "nobody looks again", status())
-		s.ok(p.Pause(t.Context(), f))
+		expect.Must(s, p.Pause(t.Context(), f))
 		time.Sleep(10 * time.Second)
 		before := ran() // ten in each of three windows, of which the last may be cut off
 		time.Sleep(40 * time.Second)
@@ -202,10 +202,10 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		expect.That(t, err == nil && len(scheduled) == status().Waiting, len(scheduled), "tasks are scheduled", err)
 		why := expect.Got(s.Client(s.Limiter).Explain(t.Context(), "default", scheduled[0].ID))(t).Why
 		expect.That(t, why == "its batch has set it aside: the firing is paused, stopped or outside its hours", why)
-		s.ok(p.Resume(t.Context(), f))
+		expect.Must(s, p.Resume(t.Context(), f))
 		time.Sleep(30 * time.Second)
 		expect.That(t, ran() >= before+2*10 && status().State == batch.StateRunning, "resumed", ran(), before)
-		s.ok(p.Cancel(t.Context(), f))
+		expect.Must(s, p.Cancel(t.Context(), f))
 		before = ran()
 		time.Sleep(20 * time.Second)
 		st = status()
@@ -244,8 +244,8 @@ func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
 		p := s.scheduler(b)
 		time.Sleep(time.Minute - 100*time.Millisecond)
 		f := s.fire(p, "b")
-		s.ok(p.Pause(t.Context(), f))
-		s.ok(p.Resume(t.Context(), f))
+		expect.Must(s, p.Pause(t.Context(), f))
+		expect.Must(s, p.Resume(t.Context(), f))
 		expect.Equal(t, s.status(p, f).State, batch.StateWaiting, "before the hours")
 		last := func() time.Time { return time.Unix(0, start.Load()) } // when the last task started
 		until := func(after time.Duration) time.Time {
@@ -254,19 +254,19 @@ func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
 			return at
 		}
 		until(64 * time.Second)
-		s.ok(p.Pause(t.Context(), f))
-		s.ok(p.Resume(t.Context(), f))
+		expect.Must(s, p.Pause(t.Context(), f))
+		expect.Must(s, p.Resume(t.Context(), f))
 		until(68 * time.Second)
 		expect.That(t, time.Since(last()) <= time.Second, "after a pause for a moment the last task started", last())
 		asked.Store(1)
 		until(68*time.Second + 500*time.Millisecond)
-		s.ok(p.Pause(t.Context(), f))
+		expect.Must(s, p.Pause(t.Context(), f))
 		paused := time.Now()
 		until(80 * time.Second)
 		expect.That(t, !last().After(paused), last().Sub(paused), "after the pause a task started")
 		expect.That(t, last().After(paused.Add(-2*time.Second)), last().Sub(paused), "after the pause the last task started")
 		asked.Store(0)
-		s.ok(p.Resume(t.Context(), f))
+		expect.Must(s, p.Resume(t.Context(), f))
 		until(90 * time.Second)
 		expect.That(t, time.Since(last()) <= time.Second, "after the pause the last task started", last())
 		until(110 * time.Second)
@@ -288,7 +288,7 @@ func TestACancelEndsAChunkOnItsWay(t *testing.T) {
 		f := s.fire(watch, "b")
 		p := s.scheduler(b)
 		time.Sleep(450 * time.Millisecond) // it has planned for 300 ms
-		s.ok(p.Cancel(t.Context(), f))
+		expect.Must(s, p.Cancel(t.Context(), f))
 		time.Sleep(10 * time.Second)
 		status := s.status(p, f)
 		expect.That(t, status.State == batch.StateCancelled && status.Total == 300 && status.Cancelled == 300, status)
@@ -398,9 +398,9 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	p := s.scheduler(b)
 	f := s.fire(p, "b")
 	s.wait(p, f, "some are done", func(st batch.Status) bool { return st.Done > 10 })
-	s.ok(p.Pause(t.Context(), f))
+	expect.Must(s, p.Pause(t.Context(), f))
 	s.wait(p, f, "it is paused", func(st batch.Status) bool { return st.State == batch.StatePaused && st.Running == 0 })
-	s.ok(p.Resume(t.Context(), f))
+	expect.Must(s, p.Resume(t.Context(), f))
 	status := s.wait(p, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
 	expect.That(t, status.Done == 120 && !status.Planned.IsZero(), status)
 	tenants, err := p.Tenants(t.Context(), f)
@@ -408,7 +408,7 @@ func TestABatchRunsOnARedisCluster(t *testing.T) {
 	s.WantOnceEach(s, 120)
 	f = s.fire(p, "b")
 	s.wait(p, f, "it is planned", func(st batch.Status) bool { return st.State != batch.StateWaiting })
-	s.ok(p.Cancel(t.Context(), f))
+	expect.Must(s, p.Cancel(t.Context(), f))
 	s.wait(p, f, "it is cancelled", func(st batch.Status) bool { return st.State == batch.StateCancelled })
 	firings, err := p.Firings(t.Context(), "b", 9)
 	expect.That(t, err == nil && len(firings) == 2, firings, err)

@@ -100,7 +100,7 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	s := fake(t, f.windows...)
 	policies := s.Limiter.Policies()
 	policies[0].Tenants = f.own
-	s.ok(s.Limiter.SetPolicies(policies))
+	expect.Must(s, s.Limiter.SetPolicies(policies))
 	s.slots, s.queue = cmp.Or(f.slots, 100), f.queue
 	tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
 	time.Sleep(time.Until(tick.Add(-2 * time.Second)))
@@ -121,10 +121,10 @@ func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.P
 	time.Sleep(time.Second)
 	for i := range f.live {
 		task := worker.NewTask(worker.Identity{Tenant: fmt.Sprint("live-", i%3)}, "call", nil)
-		s.ok(expect.ErrOf(client.Enqueue(task, asynq.Queue(cmp.Or(f.queue, "default")))))
+		expect.Must(s, expect.ErrOf(client.Enqueue(task, asynq.Queue(cmp.Or(f.queue, "default")))))
 	}
 	plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
-	s.ok(err)
+	expect.Must(s, err)
 	expect.That(t, plan.Tick == tick && len(plan.Tenants) == f.tenants && plan.Overdue == 0, plan)
 	tasks := len(s.Redis.Keys(t.Context(), "asynq:*:t:*").Val())
 	expect.That(t, tasks <= f.live, tasks, "tasks: the plan enqueued some")

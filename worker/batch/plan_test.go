@@ -67,7 +67,7 @@ func TestAFiringThatWouldBeLateIsWarnedOfOrRefused(t *testing.T) {
 		b := batch.Batch{Name: "b", Ended: "report", FinishBy: "00:01", Late: late, Tasks: tasks, Tenants: tenants}
 		p := s.scheduler(b)
 		plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{At: time.Now()})
-		s.ok(err)
+		expect.Must(s, err)
 		finish := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
 		expect.That(t, plan.FinishBy == finish && plan.Overdue == 12 && plan.Begins == (late == batch.LateWarn) &&
 			of(t, plan.Tenants, 1).Overdue == plan.Overdue/2, plan)
@@ -114,7 +114,7 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 			for _, l := range []*throttle.Limiter{p.limiter, s.Limiter} {
 				policies := l.Policies()
 				policies[0].Windows = []throttle.Window{pace}
-				s.ok(l.SetPolicies(policies))
+				expect.Must(s, l.SetPolicies(policies))
 			}
 		}
 		st := status(10 * time.Second)
@@ -123,11 +123,11 @@ func TestTheExpectedFinishIsKeptTrue(t *testing.T) {
 		st = status(12 * time.Second)
 		expect.That(t, within(st.Finish, begun.Add(191*time.Second)) && (st.Behind()-91*time.Second).Abs() <= follows,
 			"at one a second:", st)
-		s.ok(p.Pause(t.Context(), f))
+		expect.Must(s, p.Pause(t.Context(), f))
 		st = status(15 * time.Second)
 		expect.That(t, st.Finish.IsZero() && !st.Planned.IsZero(), "paused:", st)
 		limit(1000) // there are eight slots, of one second
-		s.ok(p.Resume(t.Context(), f))
+		expect.Must(s, p.Resume(t.Context(), f))
 		// Tasks that were picked up and wait for a slot are not counted: up to as many as there are slots.
 		st = status(27 * time.Second)
 		expect.That(t, st.Binds == throttle.BySlots && begun.Add(40*time.Second).Sub(st.Finish).Abs() <= follows+time.Second, "eight slots", st)
@@ -222,11 +222,11 @@ func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
 		p := s.idle(batch.Batch{Name: "b", FinishBy: "4h", Late: batch.LateRefuse, Tasks: calls(60), Tenants: batch.List("acme", "zeta")})
 		defer p.Close()
 		plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
-		s.ok(err)
+		expect.Must(s, err)
 		expect.That(t, plan.Overdue == 20 && !plan.Begins && plan.Binds == "quota", plan)
 		expect.Equal(t, fmt.Sprint(plan.Changes), "[{quota 100 120}]")
 		plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{Limits: map[string]int64{"quota": 120}})
-		s.ok(err)
+		expect.Must(s, err)
 		expect.That(t, plan.Overdue == 0 && plan.Begins && plan.Changes == nil, "with a quota of 120:", plan)
 		for _, limits := range []map[string]int64{{"quotas": 1}, {"quota": 0}} {
 			err := expect.ErrOf(p.Plan(t.Context(), "b", batch.PlanOptions{Limits: limits}))
@@ -257,7 +257,7 @@ func TestAPlanFindsTheLimitsThatFit(t *testing.T) {
 			if c.windows[0].Name == "own" {
 				policies[0].Tenants = map[string]throttle.Tenant{"big": {Windows: map[string]throttle.Override{"own": {Limit: 100}}}}
 			}
-			s.ok(s.Limiter.SetPolicies(policies))
+			expect.Must(s, s.Limiter.SetPolicies(policies))
 			p := s.idle(batch.Batch{Name: "b", FinishBy: c.by, Duration: 10 * time.Second, Tasks: calls(c.tasks), Tenants: batch.List("a", "big")})
 			defer p.Close()
 			plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
@@ -285,7 +285,7 @@ func TestPlansSayWhatTheyDoNotKnow(t *testing.T) {
 		ends := func(name string, unknown string, from batch.Source, after time.Duration, overdue int) {
 			t.Helper()
 			plan, err := p.Plan(t.Context(), name, batch.PlanOptions{})
-			s.ok(err)
+			expect.Must(s, err)
 			if fmt.Sprint(plan.Unknown) != unknown || plan.Duration.From != from || plan.Overdue != overdue ||
 				plan.Begins != (overdue == 0) || !within(plan.Finish, time.Now().Add(after)) {
 				t.Errorf("%s: %+v", name, plan)

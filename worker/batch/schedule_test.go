@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/worker/batch"
-	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 func noTasks(context.Context, batch.Firing, string) iter.Seq2[*asynq.Task, error] {
@@ -61,7 +60,7 @@ func TestTicksAreDueOnTimeOrWhenMissed(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			c.b.Name, c.b.Tasks, c.b.Tenants = "b", noTasks, batch.List("acme")
 			fire, upTo, err := batch.Due(c.b, at(t, c.last), at(t, c.now))
-			sitetest.Must(t, err)
+			expect.Must(t, err)
 			got := ""
 			if !fire.IsZero() {
 				got = fire.UTC().Format(time.RFC3339)

@@ -47,7 +47,7 @@ func inBubble(t *testing.T, windows []throttle.Window, test func(t *testing.T, s
 func (s *site) fire(p *process, name string) batch.Firing {
 	s.Helper()
 	f, err := p.Fire(context.Background(), name)
-	s.ok(err)
+	expect.Must(s, err)
 	return f
 }
 
@@ -55,18 +55,13 @@ func (s *site) fire(p *process, name string) batch.Firing {
 func (s *site) status(p *process, f batch.Firing) batch.Status {
 	s.Helper()
 	status, err := p.Status(context.Background(), f)
-	s.ok(err)
+	expect.Must(s, err)
 	return status
 }
 
 func newSite(t testing.TB, client *redis.Client, windows []throttle.Window) *site {
 	api := throttle.Policy{Name: "api", Match: []string{"call"}, Windows: windows}
 	return &site{Site: sitetest.New(t, client, api)}
-}
-
-func (s *site) ok(err error) {
-	s.Helper()
-	sitetest.Must(s, err)
 }
 
 // many are windows that never bind.
@@ -176,13 +171,13 @@ func (s *site) idle(batches ...batch.Batch) *process {
 	var err error
 	client := mine{s, line{p, true}}.MakeRedisClient().(redis.UniversalClient)
 	p.limiter, err = throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies(), Tenants: s.tenants})
-	s.ok(err)
+	expect.Must(s, err)
 	p.Scheduler, err = batch.NewScheduler(mine{s, line{p, false}}, batch.Config{
 		Batches: batches,
 		Client:  worker.ClientConfig{Limiter: p.limiter},
 		Logger:  slog.New(slog.NewTextHandler(&p.log, nil)),
 	})
-	s.ok(err)
+	expect.Must(s, err)
 	return p
 }
 
@@ -197,7 +192,7 @@ func (p *process) kill() {
 func (s *site) serve(handler asynq.HandlerFunc) *worker.Server {
 	s.Helper()
 	return s.Serve(func(ctx context.Context, task *asynq.Task) error {
-		s.ok(s.Ok(ctx, task))
+		expect.Must(s, s.Ok(ctx, task))
 		return handler(ctx, task)
 	}, sitetest.Calm, func(c *asynq.Config, _ *worker.Config) {
 		c.Concurrency, c.DelayedTaskCheckInterval = cmp.Or(s.slots, 8), time.Second

@@ -27,9 +27,9 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 			p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme")})
 			f := s.fire(p, "b")
 			time.Sleep(25 * time.Second)
-			s.ok(p.Pause(t.Context(), f))
+			expect.Must(s, p.Pause(t.Context(), f))
 			time.Sleep(10 * time.Second)
-			s.ok(p.Cancel(t.Context(), f))
+			expect.Must(s, p.Cancel(t.Context(), f))
 			time.Sleep(time.Minute)
 			expect.Equal(t, s.status(p, f).State, batch.StateCancelled)
 		})
@@ -57,7 +57,7 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 			inBubble(t, many(), func(t *testing.T, s *site) {
 				b := batch.Batch{Name: "b", Overlap: overlap, Tasks: calls(3), Tenants: batch.List("acme")}
 				p := s.scheduler(b)
-				s.ok(p.Pause(t.Context(), s.fire(p, "b")))
+				expect.Must(s, p.Pause(t.Context(), s.fire(p, "b")))
 				time.Sleep(5 * time.Second)
 				p.kill()
 				time.Sleep(32 * 24 * time.Hour) // nobody knows the batch
@@ -73,7 +73,7 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 	t.Run("Redis's clock was ahead", func(t *testing.T) {
 		inBubble(t, many(), func(t *testing.T, s *site) {
 			const key = "asynq:{default}:sluice:batch:b:last"
-			s.ok(s.Redis.HSet(t.Context(), key, "* * * * * UTC", time.Now().Add(30*24*time.Hour).Unix()).Err())
+			expect.Must(s, s.Redis.HSet(t.Context(), key, "* * * * * UTC", time.Now().Add(30*24*time.Hour).Unix()).Err())
 			p := s.scheduler(batch.Batch{Name: "b", Schedule: "* * * * *", Tasks: calls(3), Tenants: batch.List("acme")})
 			time.Sleep(5 * time.Minute)
 			firings, err := p.Firings(t.Context(), "b", 10)
@@ -110,7 +110,7 @@ func TestAFiringLastsForWeeks(t *testing.T) {
 			if p = s.scheduler(b); f.Batch == "" {
 				f = s.fire(p, "b")
 				s.wait(p, f, "it runs", func(st batch.Status) bool { return st.State == batch.StateRunning })
-				s.ok(p.Pause(t.Context(), f))
+				expect.Must(s, p.Pause(t.Context(), f))
 			}
 			time.Sleep(5 * time.Second)
 			p.kill()
@@ -132,7 +132,7 @@ func TestWhatTheLineRefusesIsRejected(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "own", Limit: 1, Period: 10 * time.Second})
 		policies, busy := s.Limiter.Policies(), atomic.Bool{}
 		policies[0].Shards = 2 // one for each tenant
-		s.ok(s.Limiter.SetPolicies(policies))
+		expect.Must(s, s.Limiter.SetPolicies(policies))
 		s.tenants = func(_ context.Context, _, tenant string) (_ throttle.Tenant, found bool, err error) {
 			if busy.Load() && tenant == "b" {
 				err = errors.New("the pool is busy")

@@ -14,7 +14,6 @@ import (
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/batchfile"
-	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // describe returns everything that a batch says, and its tasks.
@@ -38,7 +37,7 @@ func TestGoodFilesAreRead(t *testing.T) {
 	expect.Require(t, len(files) != 0, "no good files")
 	for _, file := range files {
 		_, batches, err := batchfile.Load(file)
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		got := ""
 		for _, b := range batches {
 			got += describe(b)

@@ -15,7 +15,6 @@ import (
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/batchfile"
-	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // The night of docs/howto/nightly-batches.md, from two to nine past, on fake time.
@@ -25,7 +24,7 @@ func TestTheNightOfTheDocs(t *testing.T) {
 		redisOpt := throttletest.InMemory(t)
 
 		policies, batches, err := batchfile.Load("testdata/nightly.yml")
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		client := redisOpt.Client(t)
 		limiter := expect.Got(throttle.New(throttle.Config{Client: client, Policies: policies}))(t)
 
@@ -51,8 +50,8 @@ func TestTheNightOfTheDocs(t *testing.T) {
 			},
 			worker.Config{Limiter: limiter},
 		)
-		sitetest.Must(t, err)
-		sitetest.Must(t, server.Start(mux))
+		expect.Must(t, err)
+		expect.Must(t, server.Start(mux))
 		defer server.Shutdown()
 
 		// In one process or more:
@@ -60,14 +59,14 @@ func TestTheNightOfTheDocs(t *testing.T) {
 			Batches: batches,
 			Client:  worker.ClientConfig{Limiter: limiter},
 		})
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		defer scheduler.Close()
 		ctx, stop := context.WithCancel(context.Background())
 		done := make(chan error)
 		go func() { done <- scheduler.Run(ctx) }()
 
 		plan, err := scheduler.Plan(ctx, "nightly", batch.PlanOptions{}) // the next tick
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		// One starts every 3 s, the last of 120 after 5:57. What is expected follows within two seconds.
 		const last, follows = "02:05:57", "02:05:59"
 		if expected := plan.Finish.UTC().Format(time.TimeOnly); expected < last || expected > follows ||

@@ -20,7 +20,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/sitetest"
 	"github.com/sluice-go/sluice/worker/page"
 )
 
@@ -37,7 +36,7 @@ func inBubble(t *testing.T, test func(t *testing.T, get func() string, p *page.P
 				{Name: "all", Algorithm: throttle.AlgorithmGCRA, Burst: 1, Limit: 2, Period: 10 * time.Hour, Shared: true},
 			}}},
 		})
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		for i := range 3 {
 			r := throttle.Request{Policy: "p", Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}}
 			expect.Must(t, expect.ErrOf(limiter.Reserve(t.Context(), r)))

@@ -27,7 +27,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/throttle/usage"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/sitetest"
 	"github.com/sluice-go/sluice/worker/page"
 )
 
@@ -107,7 +106,7 @@ func serveSite(t testing.TB, c page.Config) string {
 // pause pauses the policy, or one tenant of it.
 func (s *site) pause(ctx context.Context, tenant string) {
 	s.Helper()
-	sitetest.Must(s, s.control.Pause(ctx, "github", tenant, time.Hour, control.Author{Who: "bob", Why: "the API is down"}))
+	expect.Must(s, s.control.Pause(ctx, "github", tenant, time.Hour, control.Author{Who: "bob", Why: "the API is down"}))
 }
 
 // A visitor is a browser without scripts.
@@ -387,19 +386,19 @@ func TestThePageSaysWhatWasRemovedAndPaused(t *testing.T) {
 		s := newSite(t, client)
 		inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: client.Options().Addr})
 		defer inspector.Close()
-		sitetest.Must(t, inspector.PauseQueue("default"))
+		expect.Must(t, inspector.PauseQueue("default"))
 		paused := "<b>Queue paused:</b> default, by asynq’s tools"
 		for begun := time.Now(); !strings.Contains(s.visitor().get(""), paused); time.Sleep(100 * time.Millisecond) {
 			expect.Require(t, time.Since(begun) <= time.Minute, "the page does not say so")
 		}
-		sitetest.Must(t, inspector.UnpauseQueue("default"))
+		expect.Must(t, inspector.UnpauseQueue("default"))
 		database := client.Get(t.Context(), "sluice:asynq").Val()
 		taken := throttle.TakeOptions{Queues: map[string]int{database + "/default": 1}}
 		_, err := s.limiter.Line("github").Take(t.Context(), taken) // a server asks
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		former := s.limiter.Policies()
 		former[0].Name, former[0].Match = "other", nil
-		sitetest.Must(t, s.limiter.SetPolicies(former[:1]))
+		expect.Must(t, s.limiter.SetPolicies(former[:1]))
 		time.Sleep(1100 * time.Millisecond) // what was asked is kept for a second
 		v := s.visitor()
 		text := v.get("")
@@ -410,7 +409,7 @@ func TestThePageSaysWhatWasRemovedAndPaused(t *testing.T) {
 			p.Name = fmt.Sprint("a-", i)
 			former = append(former, p)
 		}
-		sitetest.Must(t, s.limiter.SetPolicies(former[2:]))
+		expect.Must(t, s.limiter.SetPolicies(former[2:]))
 		time.Sleep(1100 * time.Millisecond)
 		v.wants(v.get(""), "None of these policies needs you")
 	})
@@ -438,7 +437,7 @@ func TestTheFilterLooksBeyondAPage(t *testing.T) {
 	for i := range 120 {
 		requests = append(requests, throttle.Request{Policy: "idle", Tenant: fmt.Sprint("tenant-", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
 	}
-	sitetest.Must(t, expect.ErrOf(s.limiter.Line("idle").Join(t.Context(), requests)))
+	expect.Must(t, expect.ErrOf(s.limiter.Line("idle").Join(t.Context(), requests)))
 	for _, i := range []int{0, 77, 119} {
 		s.visitor().wants(s.visitor().get(fmt.Sprintf("?policy=idle&like=nant-%d", i)), fmt.Sprintf(">tenant-%d</bdi>", i))
 	}

@@ -19,7 +19,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/sitetest"
 	"github.com/sluice-go/sluice/worker/tasktrace"
 	"github.com/sluice-go/sluice/worker/workertest"
 )
@@ -80,7 +79,7 @@ func TestWaitsAreSpans(t *testing.T) {
 		limiter, err := throttle.New(throttle.Config{Client: opt.Client(t), Policies: []throttle.Policy{{
 			Name: "api", Match: []string{"api:*"}, Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Second}},
 		}}})
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		var spans recorder
 		tracing := expect.Got(tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans}))(t)
 		client := expect.Got(worker.NewClient(opt, worker.ClientConfig{Headers: tracing.Headers, Limiter: limiter}))(t)

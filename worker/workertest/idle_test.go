@@ -13,7 +13,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/control"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/sitetest"
 	"github.com/sluice-go/sluice/worker/workertest"
 )
 
@@ -44,7 +43,7 @@ func TestIdleTimeCostsNoMoreThanWithPlainAsynq(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := throttletest.InMemory(t)
 		s := asynq.NewServer(m, asynq.Config{Concurrency: 4, LogLevel: asynq.FatalLevel})
-		sitetest.Must(t, s.Start(asynq.NotFoundHandler()))
+		expect.Must(t, s.Start(asynq.NotFoundHandler()))
 		defer s.Shutdown()
 		plain = idleTime(m)
 	})
@@ -62,7 +61,7 @@ func TestAPauseEndsByItself(t *testing.T) {
 		w := idle(t, -1)
 		store := control.StoreOf(w.Limiter)
 		defer store.Follow(t.Context(), control.FollowConfig{}).Close()
-		sitetest.Must(t, store.Pause(t.Context(), "report", "", 3*time.Minute, control.Author{Who: "a", Why: "test"}))
+		expect.Must(t, store.Pause(t.Context(), "report", "", 3*time.Minute, control.Author{Who: "a", Why: "test"}))
 		time.Sleep(2 * time.Second)
 		w.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "report", nil))
 		time.Sleep(4 * time.Minute)
@@ -89,16 +88,16 @@ func TestAnIdleWorkerFindsWhatComes(t *testing.T) {
 		expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("other", nil))))
 		wantRuns("a plain client's task", 3, 2*time.Second)
 
-		sitetest.Must(t, w.Inspector.PauseQueue("default"))
+		expect.Must(t, w.Inspector.PauseQueue("default"))
 		w.Enqueue(worker.NewTask(worker.Identity{Tenant: "gamma"}, "report", nil))
 		wantRuns("a task of a paused queue", 3, time.Minute)
-		sitetest.Must(t, w.Inspector.UnpauseQueue("default"))
+		expect.Must(t, w.Inspector.UnpauseQueue("default"))
 		wantRuns("when it goes on", 4, 3*time.Second)
 
 		time.Sleep(10 * time.Minute)
 		policies := w.Limiter.Policies()
 		policies[0].Windows[0].Limit = 2
-		sitetest.Must(t, w.Limiter.SetPolicies(policies))
+		expect.Must(t, w.Limiter.SetPolicies(policies))
 		wantRuns("a raised limit", 5, 3*time.Second)
 	})
 }

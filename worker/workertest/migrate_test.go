@@ -16,7 +16,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
-	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
 // identify finds the tenant of tasks that were enqueued before tasks named one.
@@ -50,7 +49,7 @@ func TestAFullQueueIsThrottledAndGoesBack(t *testing.T) {
 		limiter, err := throttle.New(throttle.Config{Client: redisOpt.Client(t), Policies: []throttle.Policy{{
 			Name: "crm", Match: []string{"crm:*"}, Windows: []throttle.Window{{Name: "w", Limit: 2, Period: time.Minute}},
 		}}})
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		plain := asynq.NewClient(redisOpt)
 		defer plain.Close()
 		const tasks = 40
@@ -88,7 +87,7 @@ func TestAFullQueueIsThrottledAndGoesBack(t *testing.T) {
 		before := count()
 
 		back := asynq.NewServer(redisOpt, config)
-		sitetest.Must(t, back.Start(handler))
+		expect.Must(t, back.Start(handler))
 		defer back.Shutdown()
 		time.Sleep(15 * time.Minute)
 		expect.Equal(t, count(), tasks, "tasks have run in the end")

@@ -73,7 +73,7 @@ func workOfClient(s *sitetest.Site) {
 	firesABatch(s)
 	scheduler := asynq.NewScheduler(s.Asynq, &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel})
 	expect.Must(s, expect.ErrOf(scheduler.Register("@every 1h", sitetest.AcmeTask())))
-	sitetest.Must(s, scheduler.Start())
+	expect.Must(s, scheduler.Start())
 	scheduler.Shutdown()
 }
 
@@ -84,7 +84,7 @@ func firesABatch(s *sitetest.Site) (n int) {
 	scheduler, err := batch.NewScheduler(s.Asynq, batch.Config{
 		Batches: []batch.Batch{{Name: "b", Tasks: of, Tenants: batch.List("acme", "")}}, Client: worker.ClientConfig{Limiter: s.Limiter},
 	})
-	sitetest.Must(s, err)
+	expect.Must(s, err)
 	ctx, cancel := context.WithCancel(s.Context())
 	var running sync.WaitGroup
 	running.Go(func() { _ = scheduler.Run(ctx) })
@@ -164,7 +164,7 @@ func serves(s *sitetest.Site) *asynq.Server {
 	config := asynq.Config{Queues: map[string]int{"other": 1}, LogLevel: asynq.FatalLevel}
 	as := sitetest.Dialed{Options: sitetest.SameRedis(s.Redis)}
 	server := asynq.NewServer(as, config)
-	sitetest.Must(s, server.Start(asynq.HandlerFunc(s.Ok)))
+	expect.Must(s, server.Start(asynq.HandlerFunc(s.Ok)))
 	inspector := asynq.NewInspector(as)
 	defer inspector.Close()
 	s.Wait("a server is shown", func() bool { servers, err := inspector.Servers(); return err != nil || len(servers) > 0 })

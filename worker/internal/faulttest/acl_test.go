@@ -78,7 +78,7 @@ func TestARoleNeedsNoMoreThanItsUser(t *testing.T) {
 			if role.without != "" {
 				setUser(t, admin, []string{"ACL", "SETUSER", role.user, "-" + role.without})
 			}
-			sitetest.Must(t, admin.ConfigResetStat(t.Context()).Err())
+			expect.Must(t, admin.ConfigResetStat(t.Context()).Err())
 			as := sitetest.SameRedis(admin)
 			as.Username, as.Password = role.user, "SECRET"
 			client := redis.NewClient(as)
@@ -102,7 +102,7 @@ func setUser(t *testing.T, admin *redis.Client, words []string) {
 	for i, word := range words {
 		args[i] = word
 	}
-	sitetest.Must(t, admin.Do(t.Context(), args...).Err())
+	expect.Must(t, admin.Do(t.Context(), args...).Err())
 }
 
 // wantRefused fails if Redis refused anything but that command. go-redis ignores that it may not introduce itself.
@@ -159,7 +159,7 @@ func TestARefusedUserIsTold(t *testing.T) {
 	t.Parallel()
 	admin := throttletest.Client(t, throttletest.Redis(t))
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), sitetest.Policy(100, time.Hour))
-	sitetest.Must(t, admin.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set").Err())
+	expect.Must(t, admin.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set").Err())
 	limits := redis.NewClient(&redis.Options{Addr: admin.Options().Addr, Username: "half", Password: "any"})
 	defer limits.Close()
 	s.Limiter = s.LimiterOn(limits)
@@ -172,7 +172,7 @@ func TestARefusedUserIsTold(t *testing.T) {
 	s.Wait("it is logged", func() bool {
 		return s.Logs.Count("worker: the limiter is unavailable") > 0 && s.Logs.Count(throttle.ErrForbidden.Error()) > 0
 	})
-	sitetest.Must(t, admin.Do(t.Context(), "acl", "setuser", "half", "+set").Err())
+	expect.Must(t, admin.Do(t.Context(), "acl", "setuser", "half", "+set").Err())
 	s.WaitGone("a")
 	err := server.Ping()
 	expect.That(t, err == nil, err)

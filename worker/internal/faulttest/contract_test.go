@@ -195,7 +195,7 @@ func TestCallsOfAsynqsClient(t *testing.T) {
 	} {
 		expect.Must(t, expect.ErrOf(client.Enqueue(asynq.NewTask(name, nil), append(opts, asynq.TaskID("id of "+name))...)))
 	}
-	sitetest.Must(t, inspector.RunTask("default", "id of run"))
+	expect.Must(t, inspector.RunTask("default", "id of run"))
 	recorder.wantCalls(t, callsOfAsynqsClient, " - EnqueueOf in internal/asynqredis/calls.go: are the keys and arguments still these?\n"+
 		" - internal/asynqredis/lua/store.lua: does it still leave a task as schedule does? move.lua: as enqueue does?")
 }

@@ -82,16 +82,16 @@ func (d *drain) start() {
 		server, err := worker.NewServer(d.asynq,
 			asynq.Config{Concurrency: drainSlots, LogLevel: asynq.FatalLevel, Queues: queues, ShutdownTimeout: time.Second},
 			worker.Config{Limiter: limiter, Logger: quiet, OnDecision: d.ledger.Note})
-		sitetest.Must(d, err)
+		expect.Must(d, err)
 		d.Cleanup(server.Shutdown)
-		sitetest.Must(d, server.Start(asynq.HandlerFunc(d.ledger.Ok)))
+		expect.Must(d, server.Start(asynq.HandlerFunc(d.ledger.Ok)))
 	}
 }
 
 func (d *drain) enqueue(limiter *throttle.Limiter) {
 	d.Helper()
 	client, err := worker.NewClient(d.asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
-	sitetest.Must(d, err)
+	expect.Must(d, err)
 	defer client.Close()
 	for j, p := range d.policies { // 20 at a time, as machines are slow
 		var wait sync.WaitGroup

@@ -29,7 +29,7 @@ func TestADropOfManyTasks(t *testing.T) {
 	const times = 4
 	for range times {
 		for _, e := range c.EnqueueBulk(t.Context(), tasks) {
-			sitetest.Must(t, e.Err)
+			expect.Must(t, e.Err)
 		}
 	}
 	left := func() int {

@@ -121,7 +121,7 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 					expect.Require(t, err == nil, err)
 				}
 				inside.made.AddHook(hooktest.Hook(f.See))
-				sitetest.Must(t, server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+				expect.Must(t, server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 					s.Ok(ctx, task)
 					return row.err
 				})))
@@ -154,11 +154,11 @@ func TestTasksOutlastALongPauseOfTheirQueue(t *testing.T) {
 		s.Serve(s.Ok)
 		s.EnqueueMany("acme", 0, 40, asynq.MaxRetry(0))
 		time.Sleep(10 * time.Second)
-		sitetest.Must(t, s.Inspector.PauseQueue("default"))
+		expect.Must(t, s.Inspector.PauseQueue("default"))
 		before := s.Granted()
 		time.Sleep(6 * time.Minute)
 		s.WantStates("default", 0, 40-before)
-		sitetest.Must(t, s.Inspector.UnpauseQueue("default"))
+		expect.Must(t, s.Inspector.UnpauseQueue("default"))
 		s.SleepUntil(40, 20*time.Minute)
 		s.WantWakes(sitetest.DeniedAndRun + 1)
 		sitetest.WantNeverOver(t, s.Grants(), 8, 30*time.Second)

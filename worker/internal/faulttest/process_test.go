@@ -113,7 +113,7 @@ func process(s *sitetest.Site, dies string) (*exec.Cmd, <-chan error, *sitetest.
 	cmd, log := exec.Command(os.Args[0]), &sitetest.Logs{}
 	cmd.Env = append(os.Environ(), workerEnv+"="+s.Redis.Options().Addr, diesEnv+"="+dies)
 	cmd.Stdout, cmd.Stderr = log, log
-	sitetest.Must(s, cmd.Start())
+	expect.Must(s, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	s.Cleanup(func() { cmd.Process.Kill() })

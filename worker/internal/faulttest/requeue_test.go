@@ -112,7 +112,7 @@ func TestAnEndWhoseReplyWasLost(t *testing.T) {
 		server := expect.Got(worker.NewServer(inside, theirs, ours))(t)
 		t.Cleanup(server.Shutdown)
 		inside.made.AddHook(hooktest.Hook(lost.See))
-		sitetest.Must(t, server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		expect.Must(t, server.Start(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 			if s.Ok(ctx, task); len(s.Runs()) <= int(row.fails) {
 				return errors.New("no")
 			}

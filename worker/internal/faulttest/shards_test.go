@@ -74,14 +74,11 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 		check(time.Time{}, each)
 		expect.Equal(t, s.Granted(), tenants*2*limit, "tasks ran within two periods")
 		changed := time.Now()
-		sitetest.Must(t, s.Limiter.SetPolicies([]throttle.Policy{inShards(2, limit, period)}))
+		expect.Must(t, s.Limiter.SetPolicies([]throttle.Policy{inShards(2, limit, period)}))
 		s.SleepUntil(tenants*each, 5*time.Minute)
 		check(changed, each-2*limit)
-		if lines := s.Limiter.Lines(); len(lines) != 2 {
-			time.Sleep(time.Minute)
-			lines = s.Limiter.Lines()
-			expect.That(t, len(lines) == 2, "lines", lines, "and all tasks have run")
-		}
+		time.Sleep(time.Minute)
+		expect.Equal(t, len(s.Limiter.Lines()), 2, "lines, and all tasks have run")
 	})
 }
 
@@ -115,7 +112,7 @@ func TestShardsShareSlotsByWeight(t *testing.T) {
 		for tenant, weight := range weights {
 			p.Tenants[tenant], sum = throttle.Tenant{Weight: weight}, sum+weight
 		}
-		sitetest.Must(t, s.Limiter.SetPolicies([]throttle.Policy{p}))
+		expect.Must(t, s.Limiter.SetPolicies([]throttle.Policy{p}))
 		client := s.Client(s.Limiter)
 		for tenant := range weights {
 			var tasks []*asynq.Task
@@ -192,4 +189,17 @@ func TestAFleetSharesOneLine(t *testing.T) {
 		ended.Go(server.Shutdown)
 	}
 	ended.Wait()
+}
+
+// A client learns later than a server that a policy has another line: its tasks start at once all the same.
+func TestATaskThatJoinsARemovedLineStarts(t *testing.T) {
+	sitetest.Bubble(t, inShards(1, 100, time.Minute), func(t *testing.T, s *sitetest.Site) {
+		client := s.Client(s.AnotherLimiter())
+		s.Serve(s.Ok)
+		expect.Must(t, s.Limiter.SetPolicies([]throttle.Policy{inShards(2, 100, time.Minute)}))
+		for n := range 3 {
+			expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask())))
+			s.SleepUntil(n+1, time.Second)
+		}
+	})
 }

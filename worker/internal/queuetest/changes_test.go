@@ -114,7 +114,7 @@ func TestCutBelowTheCostOfWaitingTasks(t *testing.T) {
 			if i < costly {
 				task = sitetest.Task("big", map[string]int64{throttle.Requests: 7})
 			}
-			sitetest.Must(t, expect.ErrOf(enqueue(task, asynq.TaskID(fmt.Sprintf("t%02d", i)), asynq.MaxRetry(0))))
+			expect.Must(t, expect.ErrOf(enqueue(task, asynq.TaskID(fmt.Sprintf("t%02d", i)), asynq.MaxRetry(0))))
 		}
 		time.Sleep(1500 * time.Millisecond)
 		s.SetPolicy(func(p *throttle.Policy) { p.Windows[1].Limit = limit }, s.Limiter)

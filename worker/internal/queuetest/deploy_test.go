@@ -66,7 +66,7 @@ func TestARollingDeployKeepsTasksInLine(t *testing.T) {
 			} else {
 				_, err = clients[i%2].Enqueue(task, id)
 			}
-			sitetest.Must(t, err)
+			expect.Must(t, err)
 		}
 		s.SleepUntil(n, 5*time.Minute)
 		took := time.Since(begin)

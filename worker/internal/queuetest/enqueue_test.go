@@ -89,7 +89,7 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 		expect.Equal(t, len(s.InLine()), 3, "stand in line, want 3")
 		// What fits under all is planned; another tenant has a backlog of its own.
 		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.AcmeTask(by(4*time.Hour)), worker.MaxWait(24*time.Hour), worker.Backlog(4))))
-		sitetest.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.Task("beta"), worker.Backlog(1))))
+		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.Task("beta"), worker.Backlog(1))))
 	})
 }
 
@@ -131,7 +131,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 			id := fmt.Sprint("mine/", i)
 			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(asynq.Queue("my queue"), asynq.TaskID(id), asynq.MaxRetry(3),
 				asynq.Retention(time.Hour), asynq.Timeout(time.Minute), asynq.Deadline(deadline)))
-			sitetest.Must(t, err)
+			expect.Must(t, err)
 			stored := expect.Got(s.Inspector.GetTaskInfo("my queue", id))(t)
 			for _, got := range []*asynq.TaskInfo{info, stored} {
 				expect.That(t, got.Queue == "my queue" && got.ID == id && got.MaxRetry == 3 &&
@@ -173,8 +173,8 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 func TestClosingLeavesNothingRunning(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 		config, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-		sitetest.Must(t, err)
-		sitetest.Must(t, config.Close()) // that was never used
+		expect.Must(t, err)
+		expect.Must(t, config.Close()) // that was never used
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3)
 		server := s.Serve(s.Ok, sitetest.Brisk)

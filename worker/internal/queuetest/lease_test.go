@@ -35,7 +35,7 @@ func TestAShorterLeaseIsRenewedMoreOften(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		p := sitetest.AtOnce(1)
 		p.Windows[0].Lease = 2 * time.Second
-		sitetest.Must(t, s.Limiter.SetPolicies([]throttle.Policy{p}))
+		expect.Must(t, s.Limiter.SetPolicies([]throttle.Policy{p}))
 		time.Sleep(2 * time.Minute)
 		expect.Equal(t, g.Most.Load(), 1, "ran at once")
 		got := s.Runs()

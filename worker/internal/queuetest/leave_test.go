@@ -68,7 +68,7 @@ func joinTogether(s *sitetest.Site, n int) {
 		tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil))
 	}
 	for _, e := range s.Client(s.AnotherLimiter()).EnqueueBulk(context.Background(), tasks) {
-		sitetest.Must(s, e.Err)
+		expect.Must(s, e.Err)
 	}
 }
 

@@ -175,9 +175,9 @@ func TestExplainKnowsEveryState(t *testing.T) {
 		expect.Equal(t, waits.Servers, 0, "servers")
 		says("later", "scheduled", "it is scheduled for ", "policy api decides about it then")
 		says("plain", "pending", "policy api decides about it")
-		sitetest.Must(t, s.Inspector.PauseQueue("default"))
+		expect.Must(t, s.Inspector.PauseQueue("default"))
 		says("free", "pending", "no policy matches its type", "its queue is paused")
-		sitetest.Must(t, s.Inspector.UnpauseQueue("default"))
+		expect.Must(t, s.Inspector.UnpauseQueue("default"))
 		s.Serve(func(_ context.Context, task *asynq.Task) error {
 			if task.Type() == "fails" {
 				return errors.New("boom\x1b\r")
@@ -245,7 +245,7 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 		within("after the restart", 10*time.Second, 3*limit)
 		state := expect.Got(store.State(t.Context()))(t)
 		looks := s.AnotherLimiter()
-		sitetest.Must(t, looks.SetPolicies(state.Policies, state.Removed...))
+		expect.Must(t, looks.SetPolicies(state.Policies, state.Removed...))
 		st, err := inspect.Of(looks).State(t.Context(), inspect.Query{Policy: p.Name})
 		expect.That(t, err == nil && st.Waiting == 60 && st.Removed, st, err)
 		within("at the end", 3*time.Minute, tasks)

@@ -33,7 +33,7 @@ func TestIdlePoliciesCostLittle(t *testing.T) {
 			return next(ctx, cmd)
 		})
 		server := expect.Got(worker.NewServer(s.Asynq, asynq.Config{LogLevel: asynq.FatalLevel}, worker.Config{Limiter: s.AnotherLimiter(count)}))(t)
-		sitetest.Must(t, server.Start(asynq.HandlerFunc(s.Ok)))
+		expect.Must(t, server.Start(asynq.HandlerFunc(s.Ok)))
 		defer server.Shutdown()
 		time.Sleep(30 * time.Second) // each is asked once
 		before := scripts.Load()
@@ -118,7 +118,7 @@ func TestDeletedTasksHoldUpNobody(t *testing.T) {
 			tasks[i] = sitetest.AcmeTask(asynq.TaskID(fmt.Sprint("t", i)))
 		}
 		for _, result := range client.EnqueueBulk(t.Context(), tasks) {
-			sitetest.Must(t, result.Err)
+			expect.Must(t, result.Err)
 		}
 		s.Serve(s.Ok, s.Apart)
 		time.Sleep(begin)

@@ -121,7 +121,7 @@ func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
 		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
 			Base: upstream.Client().Transport, Limiter: s.Limiter, LearnOnly: true, Logger: slog.New(slog.DiscardHandler),
 		})
-		sitetest.Must(t, err)
+		expect.Must(t, err)
 		client := &http.Client{Transport: transport}
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if runs.Add(1) > 1 {

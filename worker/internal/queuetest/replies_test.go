@@ -109,7 +109,7 @@ func TestTwoAsynqsByOneLimiter(t *testing.T) {
 				if n%4 == 0 {
 					enqueue = plain.Enqueue
 				}
-				sitetest.Must(t, expect.ErrOf(enqueue(sitetest.AcmeTask(), asynq.TaskID(fmt.Sprint(n)))))
+				expect.Must(t, expect.ErrOf(enqueue(sitetest.AcmeTask(), asynq.TaskID(fmt.Sprint(n)))))
 			}
 		}
 		for i := range ran {
@@ -134,7 +134,7 @@ func TestAnAsynqThatComesBackEmpty(t *testing.T) {
 		old := s.Client(s.Limiter)
 		s.JoinMany(old, "acme", 0, 10)
 		s.SleepUntil(10, time.Second)
-		sitetest.Must(t, s.Redis.FlushAll(t.Context()).Err())
+		expect.Must(t, s.Redis.FlushAll(t.Context()).Err())
 		time.Sleep(time.Second)
 		clients := []*worker.Client{s.Client(s.Limiter), old}
 		if first == "the old client" {

@@ -192,7 +192,7 @@ func TestATaskIDMayBeUsedAgain(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3)
-		sitetest.Must(t, s.Inspector.DeleteTask("default", "acme-0001"))
+		expect.Must(t, s.Inspector.DeleteTask("default", "acme-0001"))
 		var start worker.ExpectedStart
 		another := worker.NewTask(worker.Identity{Tenant: "acme"}, "x", []byte("another"))
 		info, err := client.EnqueueContext(t.Context(), another, asynq.TaskID("acme-0001"), worker.ReportStart(&start))

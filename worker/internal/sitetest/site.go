@@ -21,12 +21,6 @@ import (
 
 func init() { logging.Disable() } // connections break on purpose in these tests
 
-// Must fails the test by an error.
-func Must(t testing.TB, err error) {
-	t.Helper()
-	expect.Must(t, err)
-}
-
 // Policy is a policy over every task type, with one window by tenant.
 func Policy(limit int64, period time.Duration) throttle.Policy {
 	return throttle.Policy{
@@ -156,7 +150,7 @@ func (s *Site) Serve(handler asynq.HandlerFunc, change ...func(*asynq.Config, *w
 		f(&theirs, &ours)
 	}
 	server := expect.Got(worker.NewServer(s.Asynq, theirs, ours))(s)
-	Must(s, server.Start(handler))
+	expect.Must(s, server.Start(handler))
 	s.Cleanup(server.Shutdown)
 	return server
 }
@@ -210,7 +204,7 @@ func (s *Site) Open(ids ...string) {
 			policies[i].Windows[j].Limit = 1000
 		}
 	}
-	Must(s, s.Limiter.SetPolicies(policies))
+	expect.Must(s, s.Limiter.SetPolicies(policies))
 	for _, id := range ids { // those that stand in line may have been taken, and have run, by now
 		_ = s.Inspector.RunTask("default", id)
 	}
@@ -273,7 +267,7 @@ func (s *Site) limiter(o *redis.Options, hooks ...redis.Hook) *throttle.Limiter 
 func (s *Site) Client(limiter *throttle.Limiter) *worker.Client {
 	s.Helper()
 	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
-	Must(s, err)
+	expect.Must(s, err)
 	s.Cleanup(func() { client.Close() })
 	return client
 }
@@ -284,7 +278,7 @@ func (s *Site) SetPolicy(change func(*throttle.Policy), limiters ...*throttle.Li
 	for _, l := range limiters {
 		policies := l.Policies()
 		change(&policies[0])
-		Must(s, l.SetPolicies(policies))
+		expect.Must(s, l.SetPolicies(policies))
 	}
 }
 

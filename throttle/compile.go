@@ -26,7 +26,7 @@ type compiledPolicy struct {
 	*policyState
 
 	removed   atomic.Bool  // it is in force no more
-	leavesAt  atomic.Int64 // when its line, which was empty after it was removed, leaves Lines (ns); 0: it stays
+	left      atomic.Bool  // its line was empty after it was removed
 	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 while that is under way
 }
 

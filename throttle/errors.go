@@ -52,12 +52,10 @@ func (e *RequestError) Error() string { return (*PolicyError)(e).Error() }
 // it cannot start in time, or too many wait before it. Nothing was taken. What was refused has no place in line.
 type DeniedError struct {
 	// Cause is a reason beyond the denial, or nil. It wraps context.DeadlineExceeded if the work cannot start before
-	// Request.Deadline or within Request.MaxWait. Else it says that Request.Backlog is reached, or is an error of
-	// Redis or of a handler.
+	// Request.Deadline or within Request.MaxWait. Else it says that Request.Backlog is reached, or what has failed.
 	Cause error
 
-	// Decision is the denial; with Backlog as if the ticket had joined. With a Cause it may have only
-	// Policy, Tenant and RetryIn.
+	// Decision is the denial; with Backlog as if it had joined. With a Cause it may have only Policy, Tenant and RetryIn.
 	Decision Decision
 
 	// Request is the denied request. Of a Limiter.Wait its Deadline is when that would have ended.

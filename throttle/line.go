@@ -21,7 +21,7 @@ type Line struct {
 func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 
 // Lines returns the names of the lines that a server should take from, with those of policies that
-// SetPolicies removed, until nobody waits there.
+// SetPolicies removed, until nobody has waited there for some seconds.
 func (l *Limiter) Lines() []string {
 	var names []string
 	for cp := range l.policies.Load().live {
@@ -75,7 +75,7 @@ func (n *Line) ask(
 	if err != nil {
 		return nil, err
 	}
-	cp.leavesAt.Store(0)
+	cp.left.Store(false)
 	places := make([]Place, len(requests))
 	operations := make([]*operation, 0, len(requests))
 	asks := make([]script.Request, 0, len(requests))

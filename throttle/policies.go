@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/glob"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
@@ -37,7 +36,9 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 		}
 		for shard := range p.Shards {
 			cp := l.compile(p, p.lineOfShard(shard))
-			cp.removed.Store(isRemoved)
+			if isRemoved {
+				l.leave(cp)
+			}
 			set.add(cp)
 		}
 	}
@@ -51,7 +52,7 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	for _, cp := range before.lines {
 		if set.byLine[cp.line] == nil {
 			gone := l.compile(cp.Policy, cp.line) // another one, as cp is in force until the swap
-			gone.removed.Store(true)
+			l.leave(gone)
 			set.add(gone)
 		}
 		set.byLine[cp.line].policyState = cp.policyState
@@ -104,10 +105,10 @@ func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
 	return Policy{}, false
 }
 
-// live yields the policies in force, and then removed ones whose lines are not known to be empty: each shard.
+// live yields the policies in force, and then removed ones whose lines have not been left: each shard.
 func (set *policySet) live(yield func(*compiledPolicy) bool) {
 	for _, cp := range set.lines {
-		if at := cp.leavesAt.Load(); (at == 0 || time.Now().UnixNano() < at) && !yield(cp) {
+		if !(cp.removed.Load() && cp.left.Load()) && !yield(cp) {
 			return
 		}
 	}

@@ -149,8 +149,7 @@ type Tenant struct {
 	Windows map[string]Override
 }
 
-// An Override replaces numbers of a window for one tenant. Zero fields keep the window's. A Burst that is the default
-// follows the Limit.
+// An Override replaces numbers of a window for one tenant. Zero fields keep the window's; a default Burst is the Limit.
 type Override struct {
 	Burst int64 `json:"burst,omitempty"` // Window.Burst, in units; of GCRA windows
 	Limit int64 `json:"limit,omitempty"` // Window.Limit, in units

@@ -13,21 +13,13 @@ const (
 	refreshEvery   = time.Minute      // as tenants' settings change, and other processes join by older ones
 	refreshPart    = 1000             // refreshes take at most 1/refreshPart of the time
 	refreshAgain   = 10 * time.Second // after an error
-	followWithin   = 2 * time.Second  // in which other processes learn of changes: until then they may join a removed line
+	followWithin   = 2 * time.Second  // in which other processes learn of changes
 )
 
-// maintain, after a take, notes whether a removed policy's line is empty, or refreshes the line of one in force if due.
+// maintain, after a take, refreshes the tickets in line if that is due.
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
-	if cp.removed.Load() {
-		if next >= 0 {
-			cp.leavesAt.Store(0)
-		} else if waiting, err := l.runner.CountTickets(ctx, cp.line); err == nil && waiting == 0 {
-			cp.leavesAt.CompareAndSwap(0, time.Now().Add(5*followWithin).UnixNano())
-		}
-		return
-	}
 	at, now := cp.refreshAt.Load(), time.Now()
-	if next < 0 || now.UnixNano() < at || !cp.refreshAt.CompareAndSwap(at, math.MaxInt64) {
+	if cp.removed.Load() || next < 0 || now.UnixNano() < at || !cp.refreshAt.CompareAndSwap(at, math.MaxInt64) {
 		return
 	}
 	go func() {
@@ -37,6 +29,20 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 		}
 		cp.refreshAt.CompareAndSwap(math.MaxInt64, time.Now().Add(again).UnixNano()) // else one is due sooner
 	}()
+}
+
+// leave counts the tickets of a removed policy's line now and then: once there are none, Lines leaves it out. It first
+// waits until other processes know of the change: until then they may join it.
+func (l *Limiter) leave(cp *compiledPolicy) {
+	cp.removed.Store(true)
+	time.AfterFunc(5*followWithin, func() {
+		if now, _ := l.policyOfLine(cp.line, true); now == cp { // else policies were set
+			if waiting, err := l.runner.CountTickets(context.Background(), cp.line); err == nil {
+				cp.left.Store(waiting == 0)
+			}
+			l.leave(cp)
+		}
+	})
 }
 
 // refresh applies tenants' present settings to their tickets in line: with nil to all tenants' tickets.

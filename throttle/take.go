@@ -189,7 +189,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		given[o.compiledPolicy] = append(given[o.compiledPolicy], t)
 	}
 	for cp, asks := range asks {
-		cp.leavesAt.Store(0)
+		cp.left.Store(false)
 		answers, err := cp.decide(ctx, asks...)
 		for i, a := range answers {
 			if r := given[cp][i].Decision.Reservation; a.Status == script.Done && !given[cp][i].untold {
@@ -226,6 +226,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 		}
 		granted = Reservation{}
 	}
+	cp.left.Store(false)
 	d, err := l.send(ctx, o, o.reserveRequest(granted))
 	switch {
 	case d.Granted:

@@ -103,8 +103,7 @@ type Refusal struct {
 }
 
 // Resume ends at once a pause that the upstream asked for, and restores the rate that the policy adapted
-// (Policy.KeepRate), for the scopes of the request that Policy.UpstreamShared selects. If there is neither, it does
-// nothing. Errors are Reserve's.
+// (Policy.KeepRate), for the scopes of the request that Policy.UpstreamShared selects, if any. Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
 	_, _, err := Reservation{Request: r, limiter: l}.report(ctx, script.Request{Op: script.Resume})
 	return err

@@ -326,6 +326,7 @@ func TestWhatIsGivenBackAfterAChangeIsNotThatOfOthers(t *testing.T) {
 			st.takes("a1")
 			expect.Must(st, st.l.SetPolicies(nil))
 			st.takes().asks(-1)
+			limitertest.Until(st, "the empty line has been left", func() bool { return len(st.l.Lines()) == 0 })
 			st.putBack("a1")
 			expect.Equal(st, st.l.Lines(), []string{"p"})
 			st.takes("a1").asks(-1)

@@ -84,8 +84,7 @@ func (m Message) TimeLimit(now time.Time) time.Duration {
 	return max(0, limit)
 }
 
-// JoinKey identifies the task, in 16 bytes, among others that have or had the same ID. It depends only on
-// the task's type and payload.
+// JoinKey tells the task, in 16 bytes, from others of its ID. It depends only on the task's type and payload.
 func (m Message) JoinKey() string {
 	hash := fnv.New64a()
 	hash.Write([]byte(m.Type()))

@@ -150,8 +150,7 @@ func (d *Dispatcher) logLostTicket(queue, line string) {
 	}
 }
 
-// WakeAt forwards a queue at the given time, when a task that waits in no line becomes due. It does so at
-// once if the time has passed.
+// WakeAt forwards a queue at a time, or now if it has passed: then a task that waits in no line is due.
 func (d *Dispatcher) WakeAt(queue string, at time.Time) {
 	if at.After(time.Now()) {
 		at = asynqredis.WholeSecond(at)

@@ -26,7 +26,7 @@ type compiledPolicy struct {
 	*policyState
 
 	removed   atomic.Bool  // it is in force no more
-	left      atomic.Bool  // its line was empty after it was removed
+	empty     atomic.Int32 // how often in a row no ticket was found in its line, after it was removed
 	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 while that is under way
 }
 

@@ -75,7 +75,7 @@ func (n *Line) ask(
 	if err != nil {
 		return nil, err
 	}
-	cp.left.Store(false)
+	cp.empty.Store(0)
 	places := make([]Place, len(requests))
 	operations := make([]*operation, 0, len(requests))
 	asks := make([]script.Request, 0, len(requests))

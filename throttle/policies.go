@@ -105,10 +105,10 @@ func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
 	return Policy{}, false
 }
 
-// live yields the policies in force, and then removed ones whose lines have not been left: each shard.
+// live yields the policies in force, and then removed ones, until leave has found their lines empty twice: each shard.
 func (set *policySet) live(yield func(*compiledPolicy) bool) {
 	for _, cp := range set.lines {
-		if !(cp.removed.Load() && cp.left.Load()) && !yield(cp) {
+		if cp.empty.Load() < 2 && !yield(cp) {
 			return
 		}
 	}

@@ -31,14 +31,16 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	}()
 }
 
-// leave counts the tickets of a removed policy's line now and then: once there are none, Lines leaves it out. It first
-// waits until other processes know of the change: until then they may join it.
+// leave counts the tickets of a removed policy's line now and then: after none twice, Lines lacks it. It begins when
+// other processes know of the change: until then they may join it.
 func (l *Limiter) leave(cp *compiledPolicy) {
 	cp.removed.Store(true)
 	time.AfterFunc(5*followWithin, func() {
 		if now, _ := l.policyOfLine(cp.line, true); now == cp { // else policies were set
-			if waiting, err := l.runner.CountTickets(context.Background(), cp.line); err == nil {
-				cp.left.Store(waiting == 0)
+			if waiting, err := l.runner.CountTickets(context.Background(), cp.line); waiting > 0 || err != nil {
+				cp.empty.Store(0)
+			} else {
+				cp.empty.Add(1)
 			}
 			l.leave(cp)
 		}

@@ -27,8 +27,7 @@ type Request struct {
 	// queue. Limiter.Wait ignores it. The default, zero, is no limit.
 	Deadline time.Time
 
-	// Front lets a ticket join before the others of its tenant, class, attributes and queue. It is for a job that has
-	// had its turn.
+	// Front lets a ticket join before others of its tenant, class, attributes and queue, for a job that has had its turn.
 	Front bool
 
 	// Key is data that Line.Take returns with the ticket: at most MaxKeyBytes bytes.
@@ -50,8 +49,7 @@ type Request struct {
 	// TakenTicket.Since. It changes no place. The default is the join.
 	Since time.Time
 
-	// Tenant is the value of TenantAttribute: 1 to MaxValueBytes bytes. It may be empty if no window
-	// of the policy counts by it.
+	// Tenant is the value of TenantAttribute: 1 to MaxValueBytes bytes. It may be empty if no window counts by it.
 	Tenant string
 
 	// Ticket identifies the work across calls: in a worker, the queue and the task ID. A request that is denied joins

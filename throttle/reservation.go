@@ -31,8 +31,7 @@ type Refund struct {
 }
 
 // Cancel gives back the units of the reservation that still count. It does so once, however often it is called, and
-// ends a Hold. After an error the Hold goes on, and the units may still count: call it again. Errors are
-// Limiter.Reserve's.
+// ends a Hold. After an error, which is Limiter.Reserve's, the Hold goes on, and units may still count: call it again.
 func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o, err := r.operation(ctx)
 	if o == nil {

@@ -99,6 +99,7 @@ func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeReque
 	}
 	reply, err := cmp.Or(taker, cp.taker).Take(ctx, cp.script, q)
 	if err != nil {
+		cp.empty.Store(0) // the next take may get its tickets
 		return Taken{}, classify(ctx, cp.Name, err)
 	}
 	taken := Taken{At: time.UnixMicro(reply.At), Next: max(micros(reply.NextAt-reply.At), min(paused, maxTakeInterval))}
@@ -107,6 +108,7 @@ func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeReque
 	}
 	l.maintain(ctx, cp, taken.Next)
 	for _, t := range reply.Tickets {
+		cp.empty.Store(0) // its work looks its policy up
 		// A lookup for each ticket is not worth its cost: without it Windows have the policy's limits.
 		tenant := effectiveTenant{Tenant: cp.Tenants[t.Tenant]}
 		if q.Claims != "" || cp.Shards > 1 {
@@ -189,7 +191,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		given[o.compiledPolicy] = append(given[o.compiledPolicy], t)
 	}
 	for cp, asks := range asks {
-		cp.left.Store(false)
+		cp.empty.Store(0)
 		answers, err := cp.decide(ctx, asks...)
 		for i, a := range answers {
 			if r := given[cp][i].Decision.Reservation; a.Status == script.Done && !given[cp][i].untold {
@@ -226,7 +228,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 		}
 		granted = Reservation{}
 	}
-	cp.left.Store(false)
+	cp.empty.Store(0)
 	d, err := l.send(ctx, o, o.reserveRequest(granted))
 	switch {
 	case d.Granted:

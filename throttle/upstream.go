@@ -102,8 +102,8 @@ type Refusal struct {
 	Tenant string // whose call was refused; empty if it had no tenant
 }
 
-// Resume ends at once a pause that the upstream asked for, and restores the rate that the policy adapted
-// (Policy.KeepRate), for the scopes of the request that Policy.UpstreamShared selects, if any. Errors are Reserve's.
+// Resume ends at once a pause that the upstream asked for, if any, and restores the rate that the policy adapted
+// (Policy.KeepRate), for the scopes of the request that Policy.UpstreamShared selects. Errors are Reserve's.
 func (l *Limiter) Resume(ctx context.Context, r Request) error {
 	_, _, err := Reservation{Request: r, limiter: l}.report(ctx, script.Request{Op: script.Resume})
 	return err

@@ -68,7 +68,7 @@ type RestoreOptions struct {
 }
 
 // Restore puts back a task that a call of Pick or DequeuePending made active. It reports whether the task is due now,
-// to join its line once more. The error IsNotFound if the task is not active, or not by that call: it stays as it is.
+// to join its line once more. The error is IsNotFound if the task is not active, or not by that call: it stays as it is.
 func (c *Client) Restore(ctx context.Context, r RestoreOptions) (due bool, err error) {
 	args := []any{r.ID, r.CallKey, "", time.Now().Unix(), r.Mark, r.Line, []byte(r.Message)}
 	if !r.At.IsZero() {

@@ -55,7 +55,7 @@ type DeniedError struct {
 	// Request.Deadline or within Request.MaxWait. Else it says that Request.Backlog is reached, or what has failed.
 	Cause error
 
-	// Decision is the denial; with Backlog as if the ticket joined. With a Cause it has only Policy, Tenant and RetryIn.
+	// Decision is the denial; with Backlog as if it joined. With a Cause it may have only Policy, Tenant and RetryIn.
 	Decision Decision
 
 	// Request is the denied request. Of a Limiter.Wait its Deadline is when that would have ended.

@@ -79,7 +79,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 		request.Ticket = throttle.Ticket{Queue: database + "/" + a.Queue, ID: a.ID}
 	}
-	s.noteWait(a, a.Message, request, undecidedDecision(request), errOutOfTime) // for now: it holds if time runs out during decide
+	s.noteWait(a, a.Message, request, undecidedDecision(request), errOutOfTime) // unless decide ends in time
 	d, err := s.decide(ctx, a, request)
 	if err == nil { // after an error it is not known whether the verdict's grant was replaced
 		unused = d

@@ -117,8 +117,8 @@ func NewInBubble(t *testing.T, policies ...throttle.Policy) *Site {
 	return s
 }
 
-// Configs are those of a server that records the calls of the user's functions. In a bubble it asks as seldom as by
-// asynq's defaults: there a second of an eager one takes some 50 ms.
+// Configs are those of a server that records the calls of the user's functions. By NewInBubble it asks as seldom as by
+// asynq's defaults: on fake time a second of an eager one takes some 50 ms.
 func (s *Site) Configs() (asynq.Config, worker.Config) {
 	c := asynq.Config{
 		Concurrency: 4,

@@ -3,6 +3,7 @@ package throttle
 import (
 	"cmp"
 	"context"
+	"sync/atomic"
 	"time"
 )
 
@@ -12,6 +13,8 @@ type hold struct {
 	cancel context.CancelCauseFunc // of the work
 	policy string
 	stop   context.CancelFunc // of the renewing
+
+	cancels atomic.Int32 // calls of Cancel under way: a renewal that is refused meanwhile is no loss
 }
 
 // Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a
@@ -27,7 +30,7 @@ func (r Reservation) Hold(ctx context.Context) context.Context {
 	}
 	work, cancel := context.WithCancelCause(ctx)
 	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
-	h := &hold{CallerFrom(ctx), cancel, r.Policy, stop}
+	h := &hold{caller: CallerFrom(ctx), cancel: cancel, policy: r.Policy, stop: stop}
 	if before, held := r.limiter.holds.Swap(r.ID, h); held {
 		before.(*hold).stop()
 	}
@@ -61,9 +64,9 @@ func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Durat
 		renewal, cancel := context.WithTimeout(ctx, lease/3)
 		held, err := r.Renew(renewal)
 		cancel()
-		_, stands := r.limiter.holds.Load(r.ID) // no Release or Cancel is under way
+		_, stands := r.limiter.holds.Load(r.ID) // else it is released
 		switch {
-		case err != nil || !held && !stands:
+		case err != nil || !held && (!stands || h.cancels.Load() > 0):
 			delay = lease / 20
 		case !held:
 			h.cancel(ErrLeaseLost)

@@ -37,16 +37,17 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	if o == nil {
 		return Refund{}, err
 	}
-	held, isHeld := r.limiter.holds.LoadAndDelete(r.ID) // a renewal that is refused meanwhile is no loss
-	a, err := o.askFor(ctx, r, script.Request{Op: script.Cancel, Never: o.neverCounted(r)})
-	switch {
-	case isHeld && err != nil:
-		r.limiter.holds.Store(r.ID, held)
-	case isHeld:
-		held.(*hold).stop()
+	held, isHeld := r.limiter.holds.Load(r.ID)
+	if isHeld {
+		held.(*hold).cancels.Add(1)
+		defer held.(*hold).cancels.Add(-1)
 	}
+	a, err := o.askFor(ctx, r, script.Request{Op: script.Cancel, Never: o.neverCounted(r)})
 	if err != nil {
 		return Refund{}, err
+	}
+	if isHeld && r.limiter.holds.CompareAndDelete(r.ID, held) {
+		held.(*hold).stop()
 	}
 	o.claims.takeIn(0)
 	d := o.decision(a)

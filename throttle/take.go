@@ -240,7 +240,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 }
 
 // Matches reports whether a request has the policy, attributes and cost by which a ticket was taken. It does if
-// neither policy nor job has changed since the join, or if the policy had further scopes or units then.
+// neither policy nor job has changed since the join, or if the policy has only lost scopes or units since.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
 	cp, err := n.limiter.policyFor(r.Policy, r.Tenant, true)
 	return err == nil && cp.matches(t, r)

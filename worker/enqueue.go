@@ -40,8 +40,7 @@ var (
 	errJoinsLater = errors.New("MaxWait and Backlog need a task that joins a line when it is enqueued: " +
 		"one with ProcessAt, ProcessIn or Group joins later, one of a policy with earliest_reset never")
 	errMember = errors.New("a task of a batch must join a line when it is enqueued: " +
-		"its type must match a policy, without earliest_reset, " +
-		"and it must have no ProcessAt, ProcessIn or Group")
+		"its type must match a policy, without earliest_reset, and it must have no ProcessAt, ProcessIn or Group")
 	errNoTask = errors.New("worker: the task is nil")
 )
 

@@ -36,11 +36,11 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	switch {
 	case err == nil:
 		a.outcome.Store(&outcome{done: true})
-		return nil
 	case errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask): // the user has decided
-		return err
+	default:
+		err = s.afterError(ctx, a, j, request, err)
 	}
-	return s.afterError(ctx, a, j, request, err)
+	return err
 }
 
 // end releases, in the background, the slots that a handler held until it returned: the task's time may run out.
@@ -171,9 +171,7 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	}
 }
 
-type refusedError struct {
-	after time.Duration // unknown if below 1 ms
-}
+type refusedError struct{ after time.Duration } // unknown if below 1 ms
 
 func (e *refusedError) Error() string {
 	if e.after < time.Millisecond {

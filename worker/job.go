@@ -152,10 +152,7 @@ func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservatio
 	}
 	ctx = throttle.WithCaller(ctx, j.caller) // by which Wait finds the job's slots
 	d, err := j.limiter.Wait(ctx, r)
-	if never := j.neverFits(err); never != nil {
-		err = never
-	}
-	if err == nil {
+	if err = cmp.Or(j.neverFits(err), err); err == nil {
 		err = j.keep(ctx, d.Reservation)
 	}
 	if err != nil {

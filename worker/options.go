@@ -25,10 +25,8 @@ func MaxWait(d time.Duration) asynq.Option {
 	return option(func(e *enqueueTask) { e.request.MaxWait = d })
 }
 
-// Backlog is an option of the calls by which a Client enqueues. If n tasks of the same tenant, class, attributes and
-// queue are already in line, the task is refused with a *throttle.DeniedError, and not enqueued. 0 is no limit. While
-// the limiter's Redis does not answer, nothing is refused. A task that a policy matches cannot have it with
-// earliest_reset, ProcessAt, ProcessIn or Group.
+// Backlog is an option like MaxWait, for the same tasks. It refuses a task if n tasks of the same tenant, class,
+// attributes and queue are already in line. 0 is no limit.
 func Backlog(n int) asynq.Option { return option(func(e *enqueueTask) { e.request.Backlog = n }) }
 
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is expected to

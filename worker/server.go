@@ -146,9 +146,15 @@ func queuesOf(configured map[string]int) map[string]int {
 }
 
 // Start begins to process tasks with the handler, and returns. Errors are asynq's.
-func (s *Server) Start(handler asynq.Handler) error {
+func (s *Server) Start(handler asynq.Handler) error { return s.start(s.asynqServer.Start, handler) }
+
+// start starts asynq's server. After a Shutdown it fails: of that asynq knows only if the server ran.
+func (s *Server) start(by func(asynq.Handler) error, handler asynq.Handler) error {
+	if s.shutdownGrace.Err() != nil {
+		return asynq.ErrServerClosed
+	}
 	go s.logCheck()
-	return s.asynqServer.Start(s.middleware(handler))
+	return by(s.middleware(handler))
 }
 
 // Run starts the server, waits for a signal to exit, and shuts down. Errors are asynq's.
@@ -156,8 +162,7 @@ func (s *Server) Run(handler asynq.Handler) error {
 	signalled, ignore := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer ignore()
 	defer context.AfterFunc(signalled, s.beginShutdown)()
-	go s.logCheck()
-	if err := s.asynqServer.Run(s.middleware(handler)); err != nil {
+	if err := s.start(s.asynqServer.Run, handler); err != nil {
 		return err
 	}
 	s.Shutdown()

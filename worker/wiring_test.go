@@ -41,6 +41,8 @@ func TestShutdownClosesTheConnection(t *testing.T) {
 	idle.Shutdown()
 	idle.Shutdown()
 	expect.Err(t, server.Start(asynq.HandlerFunc(s.Ok)), asynq.ErrServerClosed, "started again after Shutdown:")
+	expect.Err(t, idle.Start(asynq.HandlerFunc(s.Ok)), asynq.ErrServerClosed, "started after Shutdown:")
+	expect.Err(t, idle.Run(asynq.HandlerFunc(s.Ok)), asynq.ErrServerClosed, "run after Shutdown:")
 	s.Inspector.Close()
 	s.Plain.Close()
 	client.Close()

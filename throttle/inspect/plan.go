@@ -88,6 +88,9 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	for i := range sim.finishes {
 		if f := &sim.finishes[i]; f.left > 0 {
 			f.Expected = time.Time{}
+			if !o.By.IsZero() {
+				f.Late += int(f.left)
+			}
 		}
 	}
 	p.Finish = sim.finishes[0]

@@ -164,8 +164,8 @@ func (f *simFlow) end(d *Finish, n int64, at time.Time) {
 	if at.After(d.Expected) {
 		d.Expected = at
 	}
-	if !at.After(f.line.sim.By) {
-		d.Late -= int(n)
+	if by := f.line.sim.By; !by.IsZero() && at.After(by) {
+		d.Late += int(n)
 	}
 	if d.left -= n; d.left > 0 {
 		return

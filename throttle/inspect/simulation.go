@@ -27,11 +27,6 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 		Snapshot: s, PlanOptions: o, finishes: slices.Clone(s.finishes), slots: map[string][]*window{}, unknown: map[string]bool{},
 	}
 	sim.finishes[0].Expected = time.UnixMicro(s.now)
-	for i := range sim.finishes {
-		if f := &sim.finishes[i]; !o.By.IsZero() {
-			f.Late = f.Count // until they have ended in time
-		}
-	}
 	for _, o := range s.slots {
 		n := sim.limit(throttle.BySlots, int64(o.Count))
 		counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: s.now})

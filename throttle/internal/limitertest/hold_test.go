@@ -2,10 +2,15 @@ package limitertest
 
 import (
 	"context"
+	"io"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
@@ -42,15 +47,15 @@ func TestALostLeaseEndsTheWork(t *testing.T) {
 			expect.Must(t, New(t, l.Config().Client, l.Policies()...).Attach(d.Reservation).Release(t.Context()))
 			Reserve(t, l, Acme(1))
 		},
-		"it cannot be renewed": func(_ TB, _ *throttle.Limiter, _ throttle.Decision, redis throttletest.Memory) {
-			redis.SetError("LOADING")
+		"it cannot be renewed": func(_ TB, _ *throttle.Limiter, _ throttle.Decision, memory throttletest.Memory) {
+			memory.SetError("LOADING")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, redis throttletest.Memory) {
+			Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, memory throttletest.Memory) {
 				d := Reserve(t, l, Acme(1))
 				work := d.Reservation.Hold(t.Context())
-				lose(t, l, d, redis)
+				lose(t, l, d, memory)
 				time.Sleep(30 * s)
 				synctest.Wait()
 				expect.Err(t, context.Cause(work), throttle.ErrLeaseLost, "the work's context ended with")
@@ -72,5 +77,29 @@ func TestACancelledHoldIsNotLost(t *testing.T) {
 		time.Sleep(m)
 		expect.That(t, work.Err() == nil, "the work's context ended with", context.Cause(work))
 		Release(t, other)
+	})
+}
+
+// If a Cancel and a Release fail at once, the lease runs out: nothing renews it.
+func TestAFailedCancelTakesNoReleaseBack(t *testing.T) {
+	Bubble(t, Policy(Slots(1)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
+		held := Reserve(t, l, Acme(1)).Reservation
+		held.Hold(t.Context())
+		var away atomic.Bool
+		l.Config().Client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if away.Load() {
+				time.Sleep(8 * s)
+				return io.EOF
+			}
+			return next(ctx, cmd)
+		}))
+		away.Store(true)
+		go held.Cancel(t.Context())
+		time.Sleep(s)
+		expect.That(t, held.Release(t.Context()) != nil, "it was released")
+		time.Sleep(30 * s)
+		away.Store(false)
+		time.Sleep(2 * m)
+		WantUsed(t, l, Acme(1), 0)
 	})
 }

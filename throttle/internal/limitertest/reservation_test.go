@@ -174,4 +174,7 @@ func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
 	renewed(false)
 	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: map[string]int{r.Ticket.Queue: 1}, Max: 1})
 	expect.That(t, err == nil && len(taken.Tickets) == 1, "took", taken.Tickets, err)
+	c.Set(2 * m)
+	expect.Must(t, holder.Release(t.Context()))
+	renewed(false) // a late one takes no slot, though all are free
 }

@@ -39,8 +39,8 @@ type Config struct {
 	Tasks  *asynqredis.Client // of the server's connection
 }
 
-// A Verdict is the decision about a task before it has a slot: its ticket was taken, or it reserved. If Queued,
-// it has joined the line. If neither, its ticket was taken uncharged: nothing is decided yet, unless it NeverFits.
+// A Verdict is the decision about a task before it has a slot: its ticket was taken, or it reserved. If Queued, it has
+// joined the line. If neither Granted nor Queued, its ticket was taken uncharged: it is undecided, unless it NeverFits.
 type Verdict struct {
 	throttle.TakenTicket           // or what Reserve has decided, in the same form
 	DecidedAt            time.Time // by this machine's clock; a grant was charged then or later

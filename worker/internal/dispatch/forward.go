@@ -25,13 +25,13 @@ const (
 	// joinWithin is how long a task has to join before forward looks at it again, as its server may have ended.
 	joinWithin = 5 * time.Second
 
-	// Forward looks again, after unavailableFor or later, at tasks that could not join: at one each unavailableEvery.
+	// Forward looks again, after unavailableFor or later, at tasks that could not join: at one in each unavailableEvery.
 	unavailableFor   = time.Second
 	unavailableEvery = 200 * time.Microsecond
 )
 
-// Forward moves the due tasks of a queue, either scheduled ones or tasks to retry. Tasks that a policy matches join
-// its line, and the others become pending. It returns how many were due. If that is not 0 there may be more.
+// Forward moves the due tasks of a queue, either scheduled ones or tasks to retry. Tasks that wait in line by their
+// policy join it, and the others become pending. It returns how many were due. If that is not 0 there may be more.
 func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (int, error) {
 	if d.isStopped() {
 		return 0, nil

@@ -47,7 +47,7 @@ func (d *Dispatcher) Nudge(queue, line string) {
 }
 
 // Expect notes that a task of a queue waits in a line, and is expected to start after a time. The line is asked
-// then, but within lookEvery, as limits may be raised meanwhile.
+// then, or after lookEvery if that is sooner, as limits may be raised meanwhile.
 func (d *Dispatcher) Expect(line, queue string, in time.Duration) {
 	at := time.Now().Add(min(in, lookEvery))
 	d.tell(false, func() { d.setOf(queue).line(line).askBy(at) })

@@ -32,7 +32,7 @@ func (d *Dispatcher) restore(before time.Time) bool {
 }
 
 // restoreTask puts back a task that got no slot: with its ticket, if it is from a line; else its units are refunded.
-// A denied task has no units to give back, only a ticket in line. That of an uncharged ticket is due, to join in front.
+// A denied task has no units to give back, only a ticket in line. A task with an uncharged ticket joins in front, now.
 func (d *Dispatcher) restoreTask(task Task) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.ctx), cleanUpTimeout)
 	defer cancel()

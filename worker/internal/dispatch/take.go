@@ -53,7 +53,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 			found = d.pick(l, queue, some) || found
 		}
 	}
-	if d.ctx.Err() == nil { // or else they may not be picked: another server puts the tickets back
+	if d.ctx.Err() == nil { // else some tickets may not have been picked: another server puts them back
 		l.acknowledge = time.AfterFunc(acknowledgeAfter, func() { d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) })
 	}
 	return found
@@ -159,8 +159,8 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 	d.LimiterLog.Failed(err, "line", l.name, "fails_open", policy.FailOpen)
 }
 
-// reserve reserves for those tasks of a dequeue or pick about which nothing is decided: by one Line.Reserve for each
-// line, in their order. So no slot waits for it, and a task that is denied has joined its line. The middleware decides
+// reserve asks the limiter about the undecided tasks of a dequeue or pick: by one Line.Reserve for each line, in the
+// tasks' order. So no slot waits for it, and a task that is denied has joined its line. The middleware decides
 // about tasks that get no decision here. A task whose ticket was taken reserves, too, if that was not charged
 // (unless it never fits), or if its tenant is in another shard by now.
 func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {

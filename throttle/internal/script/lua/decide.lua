@@ -19,12 +19,13 @@
 -- where
 --   status  as in reply.go: 0 denied, 1 granted or done, 3 joined, 4, 5 and 7 refused, 6 waits already, 9
 --           failed; 8 depends on the verb:
---             cancel, put_back           that was done before, or nothing was held
+--             cancel                     that was done before, or nothing was held
+--             put_back                   that was done before, or the grant was cancelled
 --             release                    nothing was held
 --             renew                      a lease is lost
 --             settle                     nothing changes
 --             leave, expect              nothing waits there (refresh: in the whole line)
---             pause                      for no scope it was news (`pause` in upstream.lua)
+--             pause                      it was news for no scope (`pause` in upstream.lua)
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --
 -- Keys, after the prefix P of the policy:

@@ -5,8 +5,8 @@
 -- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later if live ones wait.
 --
 -- Of a take's sides, the one with the least tag at ROOT is served; while that waits for a window, no other is. A take
--- also leaves room for a side of another server that goes first. If its ticket does not fit, and no window has leases,
--- it does so until LATE after that fits. If not, within LATE of its server's appointment. Later it saves up no turns.
+-- also leaves room for a side of another server that goes first: until LATE after that side's ticket fits, if it does
+-- not yet, and no window has leases; else within LATE of that server's appointment. Later the side saves up no turns.
 -- A batch that live tickets delay catches up at narrower scopes.
 --
 -- Key, after the prefix P of the policy:
@@ -258,7 +258,7 @@ local function new_order(L, names, strict)
   end
 
   -- note_grant_at counts a grant at a scope. delay: the longest period of broader scopes where live tickets delayed
-  -- this batch, else 0. It returns that for narrower ones.
+  -- this batch, else 0. It returns the delay for narrower scopes.
   local function note_grant_at(flow, scope, costs, delay)
     local standings, entry = standings_of(flow, scope)
     if not standings then return delay end

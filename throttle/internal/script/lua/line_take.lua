@@ -178,7 +178,7 @@ local function new_take(L)
       local q = left[i]
       steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, one)
       got[q] = (got[q] or 0) + taken.n - before
-      -- Of several sides, each has a visit more when the take was full before: it only tells when the next fits.
+      -- Of several sides each is visited once more when the take is full, only to tell when its next ticket fits.
       if not one or before >= want or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do
@@ -188,8 +188,8 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as they may let in more: of each queue some in
-  -- each take, until its `rescan` is "-". A scan begins when the clock was set back, else once in CHANGES us at most:
-  -- a take by other limits sooner puts "-" into the key l, and once these us and a scan are over, a take scans.
+  -- each take, until its `rescan` is "-". A scan begins when the clock was set back, else once in CHANGES us at most,
+  -- after the one before: a take by other limits that comes sooner writes "-" to the key l, so that a later one scans.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

@@ -194,13 +194,12 @@ local function new_verbs(call)
     local fate, time, freed = read_fate(r), now, false
     if next(fate.settled) then time = counted_until(list, now, r.costs, r.costs) end
     each_lease(list, now, function(algorithm, st, i)
-      if algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r.id)) > 0 then
-        freed, time = true, max(time, now + st.lease) -- a renewal may still be on its way
-      end
+      freed = algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r.id)) > 0 or freed
+      time = max(time, now + st.lease) -- a renewal may still be on its way, even of a lease that has expired
     end)
-    if not freed then return 8, now end
     fate.released = true
     if not fate.cancelled then remember(r, fate, time) end
+    if not freed then return 8, now end
     look_again(r)
     return 1, now
   end

@@ -7,7 +7,7 @@
 --       where it goes: "archive", "delete", "look" (nowhere), "pending" as asynq enqueues or forwards it, or
 --       score (s) at which forward finds it; mark and line if it joins a line, or ""; new message or "";
 --       length of the old message
--- reply per task 1 moved, or it has this mark already, 0 it is elsewhere, or may run still, -1 it is not there,
+-- reply per task 1: moved, or it has this mark already; 0: it is elsewhere, or may run still; -1: it is not there,
 --       archived or completed. So a repeated move answers 0 or -1, unless it has a mark, or goes to a score
 --
 -- Tasks are marked before they join: without the mark a pick would take them for other tasks.

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A hold renews the lease of a reservation: see Reservation.Hold. It is in Limiter.holds until Release or Cancel.
+// A hold renews the lease of a reservation: see Reservation.Hold. Limiter.holds has it until it is released or cancelled.
 type hold struct {
 	caller *Caller
 	cancel context.CancelCauseFunc // of the work
@@ -64,9 +64,10 @@ func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Durat
 		renewal, cancel := context.WithTimeout(ctx, lease/3)
 		held, err := r.Renew(renewal)
 		cancel()
-		_, stands := r.limiter.holds.Load(r.ID) // else it is released
+		cancelling := h.cancels.Load() > 0 // read first: a Cancel that succeeds deletes the hold before it ends
+		_, stands := r.limiter.holds.Load(r.ID)
 		switch {
-		case err != nil || !held && (!stands || h.cancels.Load() > 0):
+		case err != nil || !held && (!stands || cancelling):
 			delay = lease / 20
 		case !held:
 			h.cancel(ErrLeaseLost)

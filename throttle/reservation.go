@@ -138,7 +138,7 @@ func (o *operation) change(before, actual []int64) int64 {
 const releaseTimeout = 5 * time.Second
 
 // Release gives back what Concurrency windows hold for the reservation, at the end of the work, and ends a Hold. It
-// takes 5 seconds at most, even if ctx has ended. A second one, or one after the lease expired, does nothing. Errors
+// takes 5 seconds at most, even if ctx has ended. A second one, or one after the lease expired, frees nothing. Errors
 // are Limiter.Reserve's. After an error, what is held ends with its lease.
 func (r Reservation) Release(ctx context.Context) error {
 	cp, err := r.policy()

@@ -44,7 +44,7 @@ type attempt struct {
 }
 
 // An outcome says what becomes of a task if its attempt ends now. Without one asynq's call goes through, unless
-// finish replaces it. There is none at first. process, runUncounted and noteRefused clear it before a run or failure.
+// it would delete the task. There is none at first. process, runUncounted and noteRefused clear it before a run or failure.
 type outcome struct {
 	// requeue requeues the task, in place of asynq's call. noteWait sets it: for a denial, and in advance, before
 	// process asks the limiter or afterError reports to it, as the task's time may run out meanwhile.

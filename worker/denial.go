@@ -51,7 +51,8 @@ func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, 
 func (s *Server) restoreOptions(
 	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error,
 ) asynqredis.RestoreOptions {
-	now, after := time.Now(), max(d.EarliestReset(), time.Millisecond) // if it is not queued
+	now := time.Now()
+	after := max(d.EarliestReset(), time.Millisecond) // if it is not queued
 	if d.Queued {
 		s.dispatch.Expect(s.lineOf(r), a.Queue, d.RetryIn)
 		policy, _ := s.limiter.Lookup(d.Policy)
@@ -69,7 +70,7 @@ func (s *Server) restoreOptions(
 		mark = asynqredis.FrontMark
 	case !d.Queued: // undecided: it may stand in line all the same
 		mark = asynqredis.Mark(a.Message.JoinKey(), "")
-	default: // it has joined: any CALL says so (asynqredis.Mark)
+	default: // it has joined: a mark with any call says so
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}
 	return asynqredis.RestoreOptions{

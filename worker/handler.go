@@ -171,7 +171,7 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	}
 }
 
-type refusedError struct{ after time.Duration } // unknown if below 1 ms
+type refusedError struct{ after time.Duration } // after is unknown if below 1 ms
 
 func (e *refusedError) Error() string {
 	if e.after < time.Millisecond {

@@ -57,7 +57,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 	}()
 
-	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // if decided or late, a removed policy, too
+	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // or late: a removed policy, too
 	switch {
 	case !ok && s.isLate(a):
 		return archivedError{tooLate(throttle.Request{Deadline: a.Message.Deadline()}, a.begun)}
@@ -79,7 +79,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 		request.Ticket = throttle.Ticket{Queue: database + "/" + a.Queue, ID: a.ID}
 	}
-	s.noteWait(a, a.Message, request, undecidedDecision(request), errOutOfTime) // unless decide ends in time
+	s.noteWait(a, a.Message, request, undecidedDecision(request), errOutOfTime) // stays if its time runs out
 	d, err := s.decide(ctx, a, request)
 	if err == nil { // after an error it is not known whether the verdict's grant was replaced
 		unused = d

@@ -37,45 +37,34 @@ func NewProxy(t *testing.T, server string) *Proxy {
 }
 
 func (p *Proxy) serve(client net.Conn, addr string) {
-	defer client.Close()
 	server, err := net.Dial("tcp", addr)
 	if err != nil {
+		client.Close()
 		return
 	}
-	defer server.Close()
-	var doomed atomic.Bool
-	go func() {
-		defer server.Close()
-		for request := make([]byte, 64<<10); ; {
-			n, err := client.Read(request)
-			if err != nil {
+	pass := func(from, to net.Conn, goesOn func(sent []byte) bool) {
+		defer to.Close()
+		for buffer := make([]byte, 64<<10); ; {
+			n, err := from.Read(buffer)
+			if err != nil || !goesOn(buffer[:n]) {
 				return
 			}
-			if bytes.Contains(bytes.ToLower(request[:n]), []byte("evalsha")) && p.Lose.Add(-1) >= 0 {
-				doomed.Store(true)
+			if !p.Hole.Load() {
+				_, _ = to.Write(buffer[:n]) // if it fails, the other direction ends both
 			}
-			if p.Hole.Load() {
-				continue
-			}
-			if _, err := server.Write(request[:n]); err != nil {
-				return
-			}
-		}
-	}()
-	for reply := make([]byte, 64<<10); ; {
-		n, err := server.Read(reply)
-		if err != nil {
-			return
-		}
-		if doomed.Load() {
-			p.Lost.Add(1)
-			return // the script has run, and nobody hears of it
-		}
-		if p.Hole.Load() {
-			continue
-		}
-		if _, err := client.Write(reply[:n]); err != nil {
-			return
 		}
 	}
+	var doomed atomic.Bool
+	go pass(client, server, func(request []byte) bool {
+		if bytes.Contains(bytes.ToLower(request), []byte("evalsha")) && p.Lose.Add(-1) >= 0 {
+			doomed.Store(true)
+		}
+		return true
+	})
+	pass(server, client, func([]byte) bool {
+		if doomed.Load() {
+			p.Lost.Add(1) // the script has run, and nobody hears of it
+		}
+		return !doomed.Load()
+	})
 }

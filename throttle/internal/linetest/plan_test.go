@@ -40,8 +40,8 @@ func TestPlansComeTrue(t *testing.T) {
 		"both":     limitertest.Policy(own, limitertest.SharedWindow(20, s)),
 		"weights":  weighted(map[string]float64{"t1": 4, "t2": 0.5}, limitertest.SharedWindow(20, s)),
 		"spaced":   limitertest.Policy(throttle.Window{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 25, Burst: 3, Period: s, Shared: true}),
-		"a minute": limitertest.Policy(throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 100, Period: m, Shared: true}, own),
-		"a quota":  limitertest.Policy(limitertest.SharedWindow(20, s), throttle.Window{Name: "hourly", Algorithm: throttle.AlgorithmCalendar, Limit: 250, Resets: "@hourly", Shared: true}),
+		"a minute": limitertest.Policy(throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 50, Period: m, Shared: true}, own),
+		"a quota":  limitertest.Policy(limitertest.SharedWindow(20, s), throttle.Window{Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 125, Resets: "*/5 * * * *", Shared: true}),
 	} {
 		classes := []throttle.Class{throttle.ClassLive, throttle.ClassBatch}
 		if name == "weights" || name == "spaced" || name == "a quota" { // what differs is not of a class
@@ -51,15 +51,15 @@ func TestPlansComeTrue(t *testing.T) {
 			t.Run(name+"/"+string(class), func(t *testing.T) {
 				client := limitertest.Redis(t)
 				st := newStory(t, client, p)
-				st.at(3*h).joinMany("q", "t3", 40)
-				st.joinMany("q", "else", 60)
+				st.at(3*h).joinMany("q", "t3", 20)
+				st.joinMany("q", "else", 30)
 				var demands []inspect.Demand
 				tenants := []string{"t0", "t1", "t2", "t3", "t4"}
 				for i, tenant := range tenants {
-					demands = append(demands, demand(tenant, 40+10*i, class))
+					demands = append(demands, demand(tenant, 20+5*i, class))
 				}
 				before := lineText(t, client)
-				plan := st.plan(inspect.PlanOptions{By: limitertest.At(3*h + 10*s)}, demands...)
+				plan := st.plan(inspect.PlanOptions{By: limitertest.At(3*h + 5*s)}, demands...)
 				expect.Equal(t, lineText(t, client), before)
 				st.class = class
 				for i, tenant := range tenants {
@@ -81,7 +81,7 @@ func TestPlansComeTrue(t *testing.T) {
 					if tenant := id[1:3]; at.After(last[tenant]) {
 						last[tenant] = at
 					}
-					if at.After(limitertest.At(3*h + 10*s)) {
+					if at.After(limitertest.At(3*h + 5*s)) {
 						late++
 					}
 				}
@@ -105,7 +105,7 @@ func TestPlansComeTrue(t *testing.T) {
 					}
 				}
 				expect.That(t, !off(plan.Expected, whole) && plan.Binds != "" && max(plan.Late-late, late-plan.Late) <= 1,
-					"all", plan.Finish, "it was over at", whole, late, "after 10 s")
+					"all", plan.Finish, "it was over at", whole, late, "after 5 s")
 			})
 		}
 	}

@@ -11,7 +11,7 @@ import (
 var files embed.FS
 
 // The files of a script, besides those of its algorithms and its body. A file uses earlier files, and later ones only
-// through `once`. Files of `more` and `line` are in the functions extras and line_files, which most calls do not call.
+// through `made_once`. Files of `more` and `line` are in the functions extras and line_files, which few calls call.
 const (
 	base = " scope windows request"
 	more = "upstream request_more verbs"

@@ -45,7 +45,7 @@ type Answer struct {
 	Adapted AdaptedAnswer `json:"adapted"` // zero if that is the published rate
 	Left    Left          `json:"left"`    // zero if that is not known
 	Before  []int64       `json:"before"`  // by window, the cost before this correction; nil if it was never corrected
-	Fits    []int64       `json:"fits"`    // by window, when the cost fits, 0: at once; after what waits in a line, unless it joins
+	Fits    []int64       `json:"fits"`    // by window, when the cost fits (0: at once): after what waits in line, unless it joins
 	Used    []int64       `json:"-"`       // by window, its units; nil unless hasWindows
 	Resets  []int64       `json:"-"`       // by window, when nothing is counted any more
 	Err     error         `json:"-"`       // *ReplyError, if the status is Failed, or of go-redis, if there is no answer

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// lookEvery is about how often a server looks for pending tasks (within a quarter), and at unwatched lines.
+	// lookEvery, give or take a quarter, is how often a server looks for pending tasks, and at unwatched lines.
 	lookEvery = time.Second
 
 	// tasksPerPending is after how many tasks from lines one pending task has a turn: it goes before the lines.

@@ -45,7 +45,9 @@ func init() {
 
 // work is the worker process: its handler never ends, and Run does by a signal.
 func work(addr, dies string) error {
-	signal.Stop(notified(syscall.SIGTERM)) // os/signal's own goroutine stays
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM) // os/signal's own goroutine stays
+	signal.Stop(signals)
 	before := runtime.NumGoroutine()
 	limiterClient := redis.NewClient(&redis.Options{Addr: addr})
 	isReserve := func(args []any) bool { return slices.Contains(args, any("reserve")) }
@@ -77,12 +79,6 @@ func work(addr, dies string) error {
 		}
 	}
 	return nil
-}
-
-func notified(sig os.Signal) chan os.Signal {
-	c := make(chan os.Signal, 1)
-	signal.Notify(c, sig)
-	return c
 }
 
 // die is kill -9, and does not return.

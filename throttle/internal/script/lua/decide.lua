@@ -19,8 +19,7 @@
 -- where
 --   status  as in reply.go: 0 denied, 1 granted or done, 3 joined, 4, 5 and 7 refused, 6 waits already, 9
 --           failed; 8 depends on the verb:
---             cancel                     that was done before, or nothing was held
---             put_back                   that was done before, or the grant was cancelled
+--             cancel, put_back           it was cancelled before; of a cancel also: nothing was held
 --             release                    nothing was held
 --             renew                      a lease is lost
 --             settle                     nothing changes
@@ -58,7 +57,7 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
-    local replaces = r.at > 0 -- a grant of that time: it has had its turn, and those in line do not deny it
+    local replaces = r.at > 0 -- the grant of that time: its task has had its turn, and the line does not deny it
     if replaces then made_once(extras, call).replace(r, list, now) end
     local line = call.line
     local joined = r.ticket and line and line.flow_name(r.ticket)
@@ -111,7 +110,7 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  if r.paused and r.paused <= now then -- it is over: nothing else delays a free request (operation.free)
+  if r.paused and r.paused <= now then -- it is over: a free request (operation.free) is exempt again
     r.paused = nil
     local joined_before = earlier and byte(earlier, 8 * count) == 3
     if op == 'reserve' and settings and settings.free and r.at == 0 and not joined_before then op = 'exempt' end

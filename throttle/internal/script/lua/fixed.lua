@@ -1,6 +1,6 @@
 -- fixed.lua: no span between two resets ever holds more than `limit` units. Source: the fixed window counter. Without
 -- a calendar it resets at multiples of a period since 1970. The caller computes the ticks of a calendar
--- (calendar.go). A call uses the newest in effect by the clock of Redis. It fails without that and two later ones.
+-- (calendar.go). A call uses the newest in effect by the clock of Redis. It fails without it, or without two later ones.
 --
 --   parameters  p1 limit (units), p2 margin (us), p3 period (us; of a calendar a number that tells it
 --               from others), p4 ticks (of a calendar: seconds since 1970 by commas, ascending)

@@ -4,7 +4,7 @@
 -- two fields: n, the number of tickets; and kept, the parts of the take's record.
 
 local function new_take(L)
-  local STEPS = 128       -- flows that one call visits without a grant: of each side, and then of all at ROOT
+  local STEPS = 128       -- flows that one call visits without a grant: for each side, then at ROOT for all together
   local DUE = '128'       -- due nodes of a side that one call visits
   local LOOKS = '32'      -- about how many nodes of a queue one call makes due after limits have changed
   local CHANGES = 1000000 -- us between looks after changes of limits
@@ -188,8 +188,8 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as they may let in more: of each queue some in
-  -- each take, until its `rescan` is "-". A scan begins when the clock was set back, else once in CHANGES us at most,
-  -- after the one before: a take by other limits that comes sooner writes "-" to the key l, so that a later one scans.
+  -- each take, until its `rescan` is "-". A scan begins if the clock was set back, or CHANGES us after the last one began,
+  -- if that has ended: a take by other limits that comes sooner writes "-" to the key l, and a later take scans.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

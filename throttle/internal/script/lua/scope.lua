@@ -5,8 +5,8 @@
 --
 -- `last` is the Redis time of the newest change: time never runs backwards from it. Sections that are not windows of
 -- this policy are kept in scope.sections, by head, until they expire. Heads that begin with "!" are upstream.lua's.
--- The others are windows that only an older or a newer policy has: their counts stay. A window whose period differs
--- counts by the caller's: what a shorter one has dropped stays lost.
+-- The others are windows that only an older or a newer policy has: their counts stay. If periods differ, the caller's
+-- holds: what a call by a shorter one has dropped stays lost.
 --
 -- algorithms[kind], each in a file of its own, is a table of
 --   load(p1, p2, p3, p4, now, data, from, to) -> st, clock_off

@@ -10,7 +10,7 @@
 -- Added units are given back as if all had been added at the time of the first correction. So units of a later
 -- correction may count until they expire, but units of other reservations are never given back.
 --
--- new_verbs(call) returns the verbs by name, verb(op) one. replace gives back the grant that a reserve replaces.
+-- new_verbs(call) returns the verbs by name, verb(op) one of them. replace gives back the grant that a reserve replaces.
 
 local function new_verbs(call)
   local FATE_MS = 60000 -- the least time for which the key is kept
@@ -195,10 +195,10 @@ local function new_verbs(call)
     if next(fate.settled) then time = counted_until(list, now, r.costs, r.costs) end
     each_lease(list, now, function(algorithm, st, i)
       freed = algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r.id)) > 0 or freed
+      fate.released = fate.released or freed or r.costs[i] > 0
       time = max(time, now + st.lease) -- a renewal may still be on its way, even of a lease that has expired
     end)
-    fate.released = true
-    if not fate.cancelled then remember(r, fate, time) end
+    if fate.released and not fate.cancelled then remember(r, fate, time) end
     if not freed then return 8, now end
     look_again(r)
     return 1, now

@@ -20,6 +20,7 @@ const (
 	tickSlack   = 10 * time.Minute
 	ticksBefore = 2
 	ticksAfter  = 8
+	ticksHold   = 10 * time.Second // a list holds for times that differ by less from the one that it was made for
 )
 
 // ticksChecked bounds how many ticks a margin is checked against.
@@ -87,7 +88,7 @@ func (c *Ticks) Around(now time.Time) string {
 	if c.list != "" && !now.Before(c.from) && now.Before(c.until) {
 		return c.list
 	}
-	from, until := now.Add(-tickSlack-c.margin), now.Add(tickSlack)
+	from, until := now.Add(-ticksHold-tickSlack-c.margin), now.Add(tickSlack+ticksHold)
 	var list []string
 	for back := time.Hour; ; back *= 4 { // schedules only look ahead
 		before, after := 0, 0
@@ -106,8 +107,7 @@ func (c *Ticks) Around(now time.Time) string {
 			break
 		}
 	}
-	// The list is valid for a second only: the slack is there for clocks that differ.
-	c.list, c.from, c.until = strings.Join(list, ","), now.Add(-time.Second), now.Add(time.Second)
+	c.list, c.from, c.until = strings.Join(list, ","), now.Add(-ticksHold), now.Add(ticksHold)
 	return c.list
 }
 

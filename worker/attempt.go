@@ -36,7 +36,7 @@ type attempt struct {
 	releaseSlot func()                  // frees its slot, at the first call
 	outcome     atomic.Pointer[outcome] // nil: none, see there
 	counted     atomic.Bool             // a policy has granted it, and its handler was called
-	released    context.Context         // ends when the release of its slots has been tried; nil until the handler ends
+	released    context.Context         // ends when the release of its leases was tried; nil until the handler ends
 
 	ctx     context.Context // of the handler; nil until the middleware is called
 	task    *asynq.Task

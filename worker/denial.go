@@ -47,7 +47,7 @@ func (s *Server) noteWait(a *attempt, m asynqredis.Message, r throttle.Request, 
 	}})
 }
 
-// restoreOptions returns how the task goes back. It also calls Expect: a server asks the line at its expected start.
+// restoreOptions returns how the task goes back. It also calls Expect: this server asks its line in time.
 func (s *Server) restoreOptions(
 	a *attempt, m asynqredis.Message, r throttle.Request, d throttle.Decision, cause error,
 ) asynqredis.RestoreOptions {
@@ -70,7 +70,7 @@ func (s *Server) restoreOptions(
 		mark = asynqredis.FrontMark
 	case !d.Queued: // undecided: it may stand in line all the same
 		mark = asynqredis.Mark(a.Message.JoinKey(), "")
-	default: // it has joined: a mark with any call says so
+	default: // it has joined: any CALL in the mark says so
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}
 	return asynqredis.RestoreOptions{

@@ -84,7 +84,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	if err == nil { // after an error it is not known whether the verdict's grant was replaced
 		unused = d
 	}
-	if d.FailedOpen != nil && a.Verdict != nil { // what the verdict granted stays counted, but for its slots
+	if d.FailedOpen != nil && a.Verdict != nil { // what the verdict granted stays counted, but for its leases
 		s.dispatch.RetryInBackground(a.Verdict.Decision.Reservation.Release)
 	}
 	var late *throttle.DeniedError

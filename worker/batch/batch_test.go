@@ -359,7 +359,7 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		took := func(name string, disturb func(p *process)) time.Duration {
 			s := fake(t, many()...)
-			b := batch.Batch{Name: name, Tasks: calls(250), Tenants: batch.List(tenants(10)...)}
+			b := batch.Batch{Name: name, Tasks: calls(500), Tenants: batch.List(tenants(10)...)}
 			p := s.scheduler(b)
 			p.latency.Store(int64(100 * time.Millisecond))
 			f := s.fire(p, name)
@@ -374,7 +374,7 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 				expect.Require(t, time.Since(begun) <= time.Hour, name, status, err)
 			}
 			defer p.kill()
-			expect.That(t, status.Total == 2_500 && status.DelayedBy == "", name, status)
+			expect.That(t, status.Total == 5_000 && status.DelayedBy == "", name, status)
 			return time.Since(begun)
 		}
 		calm := took("calm", nil)

@@ -20,7 +20,7 @@ const (
 	tickSlack   = 10 * time.Minute
 	ticksBefore = 2
 	ticksAfter  = 8
-	ticksHold   = 10 * time.Second // a list holds for times that differ by less from the one that it was made for
+	ticksHold   = 10 * time.Second // a list holds for so long before and after the time that it was made for
 )
 
 // ticksChecked bounds how many ticks a margin is checked against.

@@ -62,9 +62,10 @@ func (p *Proxy) serve(client net.Conn, addr string) {
 		return true
 	})
 	pass(server, client, func([]byte) bool {
-		if doomed.Load() {
+		lost := doomed.Load()
+		if lost {
 			p.Lost.Add(1) // the script has run, and nobody hears of it
 		}
-		return !doomed.Load()
+		return !lost
 	})
 }

@@ -156,7 +156,7 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 // A lease that has run out is renewed while nobody waits for the slot, and then no more.
 func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
 	client := Redis(t)
-	l, c := NewWithClock(t, client, Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: 30 * s}))
+	l, c := NewWithClock(t, client, Policy(Slots(1), SharedWindow(20, s)))
 	holder := Reserve(t, l, Acme(1)).Reservation
 	renewed := func(want bool) {
 		t.Helper()
@@ -177,4 +177,8 @@ func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
 	c.Set(2 * m)
 	expect.Must(t, holder.Release(t.Context()))
 	renewed(false) // a late one takes no slot, though all are free
+	holder = Reserve(t, l, Acme(1)).Reservation
+	c.Set(3 * m)
+	expect.Must(t, expect.Got(holder.Settle(t.Context(), map[string]int64{"requests": 0}))(t).Release(t.Context()))
+	renewed(false)
 }

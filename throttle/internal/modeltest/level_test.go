@@ -34,7 +34,7 @@ func bucketLevel(w throttle.Window, log []*event, t int64) *big.Rat {
 		if t >= empty {
 			level.SetInt64(0) // forgotten, whatever the rate is now
 		}
-		if s := scaleOf(w); s != scale { // a changed rate rounds the level up
+		if s := rateOf(w).Denom().Int64(); s != scale { // a changed rate rounds the level up
 			level.SetInt64(ceil(level))
 			scale = s
 		}
@@ -68,8 +68,6 @@ func bucketLevel(w throttle.Window, log []*event, t int64) *big.Rat {
 func rateOf(w throttle.Window) *big.Rat {
 	return big.NewRat(w.Limit, (w.Period + w.Margin).Microseconds())
 }
-
-func scaleOf(w throttle.Window) int64 { return rateOf(w).Denom().Int64() }
 
 func ceil(r *big.Rat) int64 {
 	q, rest := new(big.Int).QuoRem(r.Num(), r.Denom(), new(big.Int))

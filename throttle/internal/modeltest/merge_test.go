@@ -54,8 +54,7 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w thr
 			denials++
 		}
 		fits := now + d.RetryIn.Microseconds()
-		expect.Require(t, counted >= used && (!d.Granted || exactly <= now) && fits >= exactly &&
-			fits <= exactly+tick,
+		expect.Require(t, counted >= used && (!d.Granted || exactly <= now) && fits >= exactly && fits <= exactly+tick,
 			"call", i, "at", at, "granted", d.Granted, counted, "counted, fits at", fits-limitertest.Midnight, "exactly", used, exactly-limitertest.Midnight)
 		switch {
 		case !d.Granted:

@@ -69,7 +69,7 @@ func toJSON(value any) string {
 
 // listsText returns the windows' lists for a call at the time now (us; 0: this machine's), as JSON by their names.
 func (p *Policy) listsText(now int64) string {
-	around, lists := time.Now(), map[string]string{}
+	around, lists := time.Now().Round(0), map[string]string{} // by the wall clock, which may be set
 	if now > 0 {
 		around = time.UnixMicro(now)
 	}

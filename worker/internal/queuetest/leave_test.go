@@ -56,10 +56,6 @@ func machines(s *sitetest.Site, hook func(*machine) hooktest.Hook, change ...fun
 	}
 }
 
-func seesNothing(*machine) hooktest.Hook {
-	return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error { return next(ctx, cmd) }
-}
-
 // joinTogether enqueues tasks of acme by one join, which nudges one server.
 func joinTogether(s *sitetest.Site, n int) {
 	s.Helper()
@@ -81,7 +77,9 @@ func TestAServerThatLeavesDelaysNobody(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					const period = 10 * time.Second
 					s := sitetest.NewInBubble(t, append(idle(policies-1), sitetest.Shared(1, period))...)
-					_, last := machines(s, seesNothing)
+					_, last := machines(s, func(*machine) hooktest.Hook {
+						return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error { return next(ctx, cmd) }
+					})
 					time.Sleep(20 * time.Second)
 					joinTogether(s, 4)
 					s.SleepUntil(1, lateMost)

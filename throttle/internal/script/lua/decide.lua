@@ -19,7 +19,7 @@
 -- where
 --   status  as in reply.go: 0 denied, 1 granted or done, 3 joined, 4, 5 and 7 refused, 6 waits already, 9
 --           failed; 8 depends on the verb:
---             cancel, put_back           it was cancelled before; of a cancel also: nothing was held
+--             cancel, put_back           that was done before; of a cancel also: nothing was held
 --             release                    nothing was held
 --             renew                      a lease is lost
 --             settle                     nothing changes
@@ -57,7 +57,7 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
-    local replaces = r.at > 0 -- the grant of that time: its task has had its turn, and the line does not deny it
+    local replaces = r.at > 0 -- a grant, that of r.at: its task has had its turn, and no line denies it
     if replaces then made_once(extras, call).replace(r, list, now) end
     local line = call.line
     local joined = r.ticket and line and line.flow_name(r.ticket)

@@ -15,8 +15,8 @@
 
 do
 
--- calendar_resets returns the newest tick that has taken effect and the later ones, or nothing if `now` is before
--- all ticks, or fewer than two come later; the last tick; and the least time between two.
+-- calendar_resets returns three values: a list of the newest tick in effect and all later ones, or nothing without the
+-- former or two of the latter; the last tick; and the least time between two ticks.
 local function calendar_resets(ticks, margin, now)
   local resets, last, gap = {false}, -MOST, MOST
   for seconds in gmatch(ticks, '%d+') do

@@ -31,7 +31,7 @@ local function new_take(L)
     end
     node.list, list.whole = list, #ids < n
     list.more = #ids == n or several and ids[1] -- others may wait here, or come here, once these are gone
-    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- by one tenant
+    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- extra flows
     scopes.read(call, suffixes)
     places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
   end
@@ -188,8 +188,8 @@ local function new_take(L)
   end
 
   -- look_at_changes makes all nodes due after limits have changed, as they may let in more: of each queue some in
-  -- each take, until its `rescan` is "-". A scan begins if the clock was set back, or CHANGES us after the last one began,
-  -- if that has ended: a take by other limits that comes sooner writes "-" to the key l, and a later take scans.
+  -- each take, until its `rescan` is "-". A scan begins if the clock was set back, or if the last one has ended
+  -- and began CHANGES us ago: a sooner take by other limits writes "-" to the key l, and a later take scans.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

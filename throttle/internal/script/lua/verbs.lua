@@ -195,7 +195,7 @@ local function new_verbs(call)
     if next(fate.settled) then time = counted_until(list, now, r.costs, r.costs) end
     each_lease(list, now, function(algorithm, st, i)
       freed = algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r.id)) > 0 or freed
-      fate.released = fate.released or freed or r.costs[i] > 0
+      fate.released = fate.released or freed or r.costs[i] > 0 or next(fate.settled) ~= nil
       time = max(time, now + st.lease) -- a renewal may still be on its way, even of a lease that has expired
     end)
     if fate.released and not fate.cancelled then remember(r, fate, time) end

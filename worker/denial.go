@@ -70,7 +70,7 @@ func (s *Server) restoreOptions(
 		mark = asynqredis.FrontMark
 	case !d.Queued: // undecided: it may stand in line all the same
 		mark = asynqredis.Mark(a.Message.JoinKey(), "")
-	default: // it has joined: any CALL in the mark says so
+	default: // it has joined: a mark with a CALL says so
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}
 	return asynqredis.RestoreOptions{

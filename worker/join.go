@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/dispatch"
 )
 
-// putOffFrom: forward looks at a task storedFor after it was stored. A join moves that time only if by more than this.
+// putOffFrom: forward looks at a task storedFor after it was stored. A join that would move that by less leaves it.
 const putOffFrom = time.Minute
 
 // join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. Tasks without a

@@ -57,7 +57,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 	}()
 
-	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // or late: a removed policy, too
+	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // true: also by removed policies
 	switch {
 	case !ok && s.isLate(a):
 		return archivedError{tooLate(throttle.Request{Deadline: a.Message.Deadline()}, a.begun)}

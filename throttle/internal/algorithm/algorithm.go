@@ -30,7 +30,7 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess is whether units above the limit delay nothing once they expire. A policy that observes counts by
+	// ForgetsExcess is whether units above the limit delay nothing once they expire. An observing policy counts by
 	// GCRA in place of such an algorithm.
 	ForgetsExcess bool
 

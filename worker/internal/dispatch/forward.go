@@ -25,7 +25,7 @@ const (
 	// joinWithin is how long a task has to join before forward looks at it again, as its server may have ended.
 	joinWithin = 5 * time.Second
 
-	// Forward looks again, after unavailableFor or later, at tasks that could not join: at one in each unavailableEvery.
+	// Tasks that could not join are looked at again after unavailableFor, or later: unavailableEvery apart.
 	unavailableFor   = time.Second
 	unavailableEvery = 200 * time.Microsecond
 )

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// acknowledgeAfter is how long after a take a call acknowledges it, unless the next take has done so. A
+	// acknowledgeAfter a take, it is acknowledged by a call of its own, unless the next take has done so. A
 	// server with an appointment asks within 2 s. After 5 s others put back what was taken.
 	acknowledgeAfter = 2500 * time.Millisecond
 
@@ -37,7 +37,7 @@ type queueSet struct {
 	queues  []string
 	takesOf []string // the queues that a take names: these, and the queues of more important sets
 
-	outranks bool // there are less important sets: its pending tasks go before them, and are looked for in every round
+	outranks bool // less important sets exist: this one's pending tasks go first, and are looked for in every round
 
 	sinceTurn   int              // tasks from lines, less tasksPerPending for each turn of a pending task
 	lines       map[string]*line // by name

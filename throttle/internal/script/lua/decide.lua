@@ -45,10 +45,10 @@ for from = first + 5, #argv, stride do
 end
 scopes.read(call, names)
 call.waiting = call.raw.q
-local known = call.raw[record_name] -- the record of the last call
-local last = known and unpack7(known, 1) or 0
+local record = call.raw[record_name] -- of the last call
+local last = record and unpack7(record, 1) or 0
 if last > seq then return {} end
-local earlier = last == seq and known -- this call's own, if it is a copy of the last one
+local earlier = last == seq and record -- this call's own, if it is a copy of the last one
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0'
 
@@ -57,7 +57,7 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
-    local replaces = r.at > 0 -- a grant, that of r.at: its task has had its turn, and no line denies it
+    local replaces = r.at > 0 -- the grant made at r.at: its task had its turn, and no line denies it
     if replaces then made_once(extras, call).replace(r, list, now) end
     local line = call.line
     local joined = r.ticket and line and line.flow_name(r.ticket)
@@ -125,7 +125,7 @@ for from = first, #argv, stride do
     local verb, earlier_status = verbs[op] or made_once(extras, call).verb(op), earlier and byte(earlier, 8 * count)
     local fits = op == 'reserve' and plain_fits or {}
     local status, decided, time, latest, binds, nudge
-    if r.lost then r.known = known end
+    if r.lost then r.known = record end
     if earlier_status == 1 then -- an earlier copy has done it
       status, decided = 1, unpack7(earlier, 8 * count + 1)
     else

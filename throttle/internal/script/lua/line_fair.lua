@@ -59,7 +59,7 @@ local function new_fair(L)
           local scope = node.number and scopes.open(call, node.suffix, node.number, nil) -- nil without a window
           node.part_costs, node.part = costs, scope and fair.part_of(scope, costs.windows) or SLOT
         end
-        local least = 2 * tag / MOST -- doubles round: a grant adds this at least, a refund takes off this besides
+        local least = 2 * tag / MOST -- doubles round: a grant adds at least this, a refund takes off this in addition
         local step = max(least, node.part * 1000 / flow.weight)
         set_tag(node, flow, max(0, tag + (sign > 0 and step or -step - least)))
       end

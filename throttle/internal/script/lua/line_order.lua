@@ -5,8 +5,8 @@
 -- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later if live ones wait.
 --
 -- Of a take's sides, the one with the least tag at ROOT is served; while that waits for a window, no other is. A take
--- also leaves room for a side of another server that goes first: until LATE after its ticket fits, if that is not yet
--- and no window has leases; else within LATE of that server's appointment. Then the side's turn lapses.
+-- also leaves room for a side of another server that goes first: until LATE after its ticket fits, if that is later
+-- than now and no window has leases; else within LATE of its appointment. Then the side's turn lapses.
 -- A batch that live tickets delay catches up at narrower scopes.
 --
 -- Key, after the prefix P of the policy:

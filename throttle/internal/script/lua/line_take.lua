@@ -189,7 +189,7 @@ local function new_take(L)
 
   -- look_at_changes makes all nodes due after limits have changed, as they may let in more: of each queue some in
   -- each take, until its `rescan` is "-". A scan begins if the clock was set back, or if the last one has ended
-  -- and began CHANGES us ago: a sooner take by other limits writes "-" to the key l, and a later take scans.
+  -- and began CHANGES us ago. Sooner, a take with new limits only writes "-" to the key l: a later one scans.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')

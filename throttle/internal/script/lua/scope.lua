@@ -14,7 +14,7 @@
 --                                  is one: data[from .. to]; nil if that is malformed. clock_off: if
 --                                  `now` is not among the ticks that were sent, and st is a guess
 --                                  st.limit: the most units that ever fit; st.used: the units that
---                                  count; of a window with a rate st.period, the us in which it grants
+--                                  count; if it has a rate: st.period, the us in which it grants
 --                                  st.limit units, and st.stated, if the policy's period is another
 --                                  (load_window adds st.every, the us of a unit); st.resets, st.margin
 --                                  as in fixed.lua; st.lease, st.hold, release as in concurrency.lua

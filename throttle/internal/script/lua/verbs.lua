@@ -10,7 +10,7 @@
 -- Added units are given back as if all had been added at the time of the first correction. So units of a later
 -- correction may count until they expire, but units of other reservations are never given back.
 --
--- new_verbs(call) returns the verbs by name, verb(op) one of them. replace gives back the grant that a reserve replaces.
+-- new_verbs(call) returns all verbs by name; verb(op) returns one. replace gives back the grant that a reserve replaces.
 
 local function new_verbs(call)
   local FATE_MS = 60000 -- the least time for which the key is kept

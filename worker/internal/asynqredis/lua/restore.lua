@@ -1,5 +1,5 @@
--- restore.lua: puts back an active task that goes on waiting: no slot was free, or the task, or a call that it made,
--- was denied or refused. Nothing is counted: no retry, and no task as processed or failed.
+-- restore.lua: puts back an active task that goes on waiting: no slot was free, or it was denied or
+-- refused, or a call of its handler was. Nothing is counted: no retry, and no task as processed or failed.
 --
 -- KEYS  1 active (list)  2 lease (sorted set)  3 scheduled (sorted set)  4 pending (list)
 --       5 lines (dequeue.lua)  6 the task

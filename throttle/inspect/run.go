@@ -50,17 +50,22 @@ func (l *simLine) startOne(t int64) int64 {
 	}
 	l.binds = ""
 	f := first.flows[0]
-	// Others may have taken room of a window that they share, or moved the tenant's tag.
-	if at, _ := f.fits(t, ownLevel); at > t || *f.tag > f.key {
-		f.leave()
-		f.wait(t)
-		return t
-	}
-	if at, name := f.fits(t, sharedLevel); at > t {
+	own, _ := f.fits(t, ownLevel) // others may have taken room of a window that they share, or moved the tenant's tag
+	ready := own <= t && *f.tag <= f.key
+	if at, name := f.fits(t, sharedLevel); ready && at > t {
 		l.binds = name
 		return min(next, at)
 	}
-	f.start(t)
+	first.flows = first.flows[1:]
+	for name, us := range l.waited {
+		f.waited[name] += us
+	}
+	if ready {
+		f.start(t)
+	}
+	if len(f.tickets) > 0 {
+		f.wait(t)
+	}
 	return t
 }
 
@@ -85,14 +90,6 @@ func (f *simFlow) wait(t int64) {
 	insert(&s.flows, f)
 	if s.tag < l.last { // the side waits anew, or had no slot: it saves up no turns
 		s.tag = l.last + f.step()
-	}
-}
-
-// leave takes a flow from its side, where it is the first.
-func (f *simFlow) leave() {
-	f.side.flows = f.side.flows[1:]
-	for name, us := range f.line.waited {
-		f.waited[name] += us
 	}
 }
 
@@ -124,10 +121,9 @@ func (f *simFlow) fits(t int64, level int) (at int64, name string) {
 	return at, name
 }
 
-// start starts tickets of the flow, which is the first of its side.
+// start starts tickets of the flow, which was the first of its side.
 func (f *simFlow) start(t int64) {
 	first, l, side := &f.tickets[0], f.line, f.side
-	f.leave()
 	for i, w := range f.windows {
 		cost := first.cost(i)
 		if cost > 0 {
@@ -153,9 +149,6 @@ func (f *simFlow) start(t int64) {
 	first.rank += n
 	if first.left -= n; first.left == 0 {
 		f.tickets = f.tickets[1:]
-	}
-	if len(f.tickets) > 0 {
-		f.wait(t)
 	}
 }
 

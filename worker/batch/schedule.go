@@ -47,12 +47,12 @@ func (b *compiled) start(last, from time.Time) time.Time {
 // next returns the next tick: see package ticks for changes of the clock.
 func (b *compiled) next(t time.Time) time.Time { return b.schedule.Next(t.In(b.zone)) }
 
-// A clock is a time of day.
-type clock struct{ hour, minute int }
+// A clock is a time of day, in minutes.
+type clock int
 
 func parseClock(s string) (clock, error) {
 	t, err := time.Parse("15:04", s)
-	return clock{t.Hour(), t.Minute()}, err
+	return clock(60*t.Hour() + t.Minute()), err
 }
 
 // A day finds times of day for one firing.
@@ -78,7 +78,7 @@ func (d day) after(c clock, t time.Time) time.Time {
 
 // at returns when the clock shows c on a date, or when the clock is set if it skips c.
 func (d day) at(year int, month time.Month, date int, c clock) time.Time {
-	wanted := time.Date(year, month, date, c.hour, c.minute, 0, 0, time.UTC)
+	wanted := time.Date(year, month, date, 0, int(c), 0, 0, time.UTC)
 	shown := func(t time.Time) time.Time {
 		_, offset := t.Zone()
 		return t.UTC().Add(time.Duration(offset) * time.Second)
@@ -86,7 +86,7 @@ func (d day) at(year int, month time.Month, date int, c clock) time.Time {
 	if standard := wanted.Add(-d.offset).In(d.zone); shown(standard).Equal(wanted) {
 		return standard
 	}
-	at := time.Date(year, month, date, c.hour, c.minute, 0, 0, d.zone)
+	at := time.Date(year, month, date, 0, int(c), 0, 0, d.zone)
 	begins, ends := at.ZoneBounds()
 	switch {
 	case shown(at).After(wanted):
@@ -102,8 +102,8 @@ func (b *compiled) open(tick, now time.Time) bool {
 	if b.hours == nil {
 		return true
 	}
-	d := b.day(tick)
-	return d.after(b.hours[1], now).Before(d.after(b.hours[0], now))
+	opens, closes := b.day(tick).after(b.hours[0], now), b.day(tick).after(b.hours[1], now)
+	return closes.Before(opens) || closes.Equal(opens) && b.hours[1] < b.hours[0] // the clock skips the time between
 }
 
 // opening returns a function that returns the first time, from a given one on, at which tasks of a firing may

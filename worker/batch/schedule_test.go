@@ -103,6 +103,8 @@ func TestHoursAreThoseOfTheFiring(t *testing.T) {
 			"2026-10-24T20:00:00Z": true, "2026-10-25T00:29:00Z": true, "2026-10-25T00:31:00Z": false,
 			"2026-10-25T01:15:00Z": false, "2026-10-25T01:31:00Z": false, "2026-10-25T21:00:00Z": true,
 		}},
+		{"03:00", "02:00", "Europe/Berlin", map[string]bool{"2026-03-28T12:00:00Z": true, "2026-03-29T01:30:00Z": true, "2026-03-28T01:30:00Z": false}},
+		{"02:15", "02:45", "Europe/Berlin", map[string]bool{"2026-03-28T12:00:00Z": false, "2026-03-28T01:30:00Z": true}},
 	} {
 		hours := batch.Hours{From: c.from, To: c.to}
 		b := batch.Batch{Name: "b", Hours: hours, Timezone: c.zone, Tasks: noTasks, Tenants: batch.List()}

@@ -85,7 +85,7 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 // Ticks of a changed schedule that are over do not fire: they begin when the schedule is first known.
 func TestAChangedScheduleBeginsAnew(t *testing.T) {
 	inBubble(t, many(), func(t *testing.T, s *site) {
-		b := batch.Batch{Name: "b", Schedule: "0 23 * * *", Missed: batch.MissedOnce}
+		b := batch.Batch{Name: "b", Schedule: "6 0 * * *", Missed: batch.MissedOnce}
 		b.Tasks, b.Tenants = calls(3), batch.List("acme")
 		p := s.scheduler(b)
 		time.Sleep(5 * time.Minute)
@@ -95,6 +95,11 @@ func TestAChangedScheduleBeginsAnew(t *testing.T) {
 		time.Sleep(time.Minute)
 		expect.Equal(t, len(firings(s, p, 9)), 0)
 		time.Sleep(2 * time.Minute)
+		expect.Equal(t, len(firings(s, p, 9)), 1)
+		p.kill()
+		b.Schedule = "6 0 * * *" // it comes back: its tick while the other one held is over
+		p = s.scheduler(b)
+		time.Sleep(time.Minute)
 		expect.Equal(t, len(firings(s, p, 9)), 1)
 	})
 }

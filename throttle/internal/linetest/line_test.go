@@ -187,9 +187,13 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.denied("a3", 10*s)
 			p := st.joins("a4")
 			expect.That(st, p.AlreadyQueued && p.RetryIn == 10*s, p)
+			again := st.of("a4")
+			again.Key = "another" // task of the same ID
+			limitertest.Join(st, st.l, again)
 			st.at(10*s).denied("a5", 10*s) // it is not its turn
-			st.denied("a4", 0)
+			limitertest.Reserve(st, st.l, again)
 			st.takes("a3", "a4")
+			expect.Equal(st, st.taken("a4")[0].Key, "another")
 		}},
 		"a ticket that joins again for another tenant leaves its place": {limitertest.Policy(two), func(st *story) {
 			st.granted("a1", "a2")

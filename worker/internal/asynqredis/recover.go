@@ -15,8 +15,9 @@ import (
 // repeated after 2 s. So a task that kills its server does not come back for ever.
 func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	found, err := c.redis.HGetAll(ctx, prefix(task.Queue)+"t:"+task.ID).Result()
-	if err != nil {
-		return false, err
+	leaseEnd := int64(c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Val()) // 0 if there is none
+	if taken := leaseEnd > time.Now().Unix(); err != nil || taken {                   // since asynq looked, by another server
+		return taken && err == nil, err
 	}
 	call, noted := found["sluice_call"], found["sluice_started"]
 	parts := strings.Split(call, "/")
@@ -26,10 +27,8 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	toAsynq := noted == call // of a last attempt: it has started, and asynq archives it
 	if !Message(found["msg"]).IsLastAttempt() {
 		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
-		leaseEnd, leaseErr := c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
 		wentBack := noted != "" && noted != call // by an earlier call
-		toAsynq = wentBack || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
-		if err = leaseErr; err == nil && !toAsynq {
+		if toAsynq = wentBack || leaseEnd > calledAt+int64((LeaseFor+time.Second)/time.Second); !toAsynq {
 			_, err = c.CheckActive(ctx, task, call, true) // for its note: the task goes back this once
 		}
 	}

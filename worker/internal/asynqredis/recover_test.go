@@ -3,6 +3,8 @@ package asynqredis_test
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,15 +24,25 @@ func (s *site) recovers(c *asynqredis.Client, want string, ids ...string) {
 	expect.Equal(s, fmt.Sprint(back), want, "what goes back")
 }
 
+// leaseEnds sets when the leases of tasks end.
+func (s *site) leaseEnds(in time.Duration, ids ...string) {
+	for _, id := range ids {
+		s.redis.ZAdd(s.Context(), "asynq:{default}:lease", z(id, time.Now().Add(in)))
+	}
+}
+
 // A server dies. What it made active goes back once, unless asynq renewed the lease: then the task has run a while.
 func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 	each(t, func(s *site) {
 		s.store("a", "renewed")
 		s.ok(expect.ErrOf(s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("pending"))))
 		dead := asynqredis.New(s.redis)
-		s.ok(expect.ErrOf(dead.Pick(s.Context(), queue, dead.NewCall(), s.waiting("a", "renewed"))))
+		call := strings.Split(dead.NewCall(), "/")
+		call[1] = strconv.FormatInt(time.Now().Add(-time.Minute).Unix(), 36)
+		s.ok(expect.ErrOf(dead.Pick(s.Context(), queue, strings.Join(call, "/"), s.waiting("a", "renewed"))))
 		s.ok(expect.ErrOf(dead.DequeuePending(s.Context(), queue, dead.NewCall(), 1)))
-		s.redis.ZAdd(s.Context(), "asynq:{default}:lease", z("renewed", time.Now().Add(asynqredis.LeaseFor+5*time.Second)))
+		s.leaseEnds(-40*time.Second, "a", "pending")
+		s.leaseEnds(-5*time.Second, "renewed")
 		s.recovers(dead, "[]", "a", "pending", "renewed") // it lives
 		s.recovers(s.Client, "[a pending]", "a", "pending", "renewed")
 		s.wantStates("a scheduled, pending scheduled, renewed active")
@@ -38,6 +50,8 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 		expect.That(t, len(due) == 2 && due[0].Mark == asynqredis.FrontMark && due[1].Mark == asynqredis.FrontMark, "due:", due)
 		s.ok(expect.ErrOf(s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})))
 		s.ok(expect.ErrOf(dead.DequeuePending(s.Context(), queue, dead.NewCall(), 2)))
+		s.recovers(s.Client, "[a pending]", "a", "pending") // nobody's call ends what has a lease
+		s.leaseEnds(-40*time.Second, "a", "pending")
 		s.recovers(s.Client, "[]", "a", "pending", "renewed")
 		s.wantStates("a active, pending active, renewed active")
 	})
@@ -58,6 +72,7 @@ func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
 		}
 		is, err := dead.CheckActive(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.NewCall(), true)
 		expect.That(t, !is && err == nil, "by another call", is, err)
+		s.leaseEnds(-40*time.Second, "started", "first", "second")
 		s.recovers(s.Client, "[first second]", "started", "first", "second", "nobody")
 		s.wantStates("first scheduled, second scheduled, started active")
 	})

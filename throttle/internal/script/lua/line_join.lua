@@ -181,10 +181,11 @@ local function new_join(L)
   local function join(r, list, at, earlier_status)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
-    if name == r.flow then
+    if name == r.flow then -- a second nudge does no harm
+      local kept, key = match(L.read('t', r.ticket), '^(.* )([^ :+]*)')
+      if key ~= match(r.key, '^[^:+]*') then L.write('t', r.ticket, kept .. r.key) end -- another task has the ID now
       local low, high, binds = expect_ticket(r, list, at, nil)
-      if low and earlier_status == 3 then return 3, now, low, high, binds, 1 end -- a second nudge does no harm
-      if low then return 6, now, low, high, binds end
+      if low then return earlier_status == 3 and 3 or 6, now, low, high, binds, earlier_status == 3 and 1 or nil end
     end
     list, at = resumed(r, list, at)
     local flow = flow_for(r)

@@ -11,7 +11,7 @@ for i = 4, #ARGV do
   local index, fate = ARGV[i], nil
   local was = string.match(redis.call('GETRANGE', KEYS[2], index, index), '%a')
   if ARGV[2] == 'rejected' then
-    fate = (not was or was == 's') and 'rejected' -- it was stored, until its line refused it
+    fate = (not was or was == 's') and redis.call('EXISTS', ARGV[1] .. index) == 0 and 'rejected' -- perhaps by its line
   elseif was == 's' or was == 'f' then -- an operator may have run it again
     local state = redis.call('HGET', ARGV[1] .. index, 'state')
     fate = not state and ARGV[2] or state == 'completed' and 'done' or state == 'archived' and 'failed'

@@ -12,6 +12,10 @@ local key = KEYS[1] .. ':' .. ARGV[5]
 if ARGV[2] ~= none then
   if (redis.call('HGET', KEYS[3], ARGV[7]) or none) ~= ARGV[1] then return 0 end
   redis.call('HSET', KEYS[3], ARGV[7], ARGV[2])
+  local decided = ARGV[6] ~= none and redis.call('HGETALL', KEYS[3]) or {}
+  for i = 2, #decided, 2 do -- ticks before a later one of another schedule are over, unless that was by a wrong clock
+    if decided[i] + 0 > ARGV[6] + 0 and decided[i] + 0 <= time[1] + 0 then return 0 end
+  end
 end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', time[1] - ARGV[3])) do
   if redis.call('EXISTS', KEYS[1] .. ':' .. name) == 0 then redis.call('ZREM', KEYS[2], name) end

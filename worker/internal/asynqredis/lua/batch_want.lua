@@ -8,9 +8,9 @@ local found = redis.call('HMGET', KEYS[1], 'phase', 'want', 'round', 'stopped')
 local phase, want, retries = found[1], found[2], ARGV[1] == 'retry'
 local resumes = want == 'pause' and (retries or ARGV[1] == 'run')
 if not phase or want == 'cancel' and ARGV[1] ~= 'cancel' or phase == 'ended' and not retries then return 0 end
-if retries then
+if retries and phase ~= 'retry' then
   local failed = tonumber(redis.call('HGET', KEYS[1], 'failed') or 0)
-  if phase ~= 'ended' and phase ~= 'drain' or failed == 0 then return phase == 'retry' and 1 or 0 end
+  if phase ~= 'ended' and phase ~= 'drain' or failed == 0 then return 0 end
   redis.call('HSET', KEYS[1], 'phase', 'retry', 'finished', 0, 'round', (found[3] or 0) + 1)
   redis.call('HSET', KEYS[2], ARGV[2], 'open')
 elseif resumes and found[4] == '1' then

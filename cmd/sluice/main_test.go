@@ -217,17 +217,12 @@ func (d workspace) args(more ...string) []string {
 // results reads a result log; a job that is in it twice fails the test.
 func (d workspace) results(name string) map[string]jobs.Result {
 	d.t.Helper()
-	return parseResults(d.t, d.read(name))
-}
-
-func parseResults(t *testing.T, text string) map[string]jobs.Result {
-	t.Helper()
 	results := map[string]jobs.Result{}
-	for line := range strings.Lines(text) {
+	for line := range strings.Lines(d.read(name)) {
 		r, err := jobs.ParseResult([]byte(line))
-		expect.Require(t, err == nil, "line", line, err)
+		expect.Require(d.t, err == nil, "line", line, err)
 		_, twice := results[r.ID]
-		that(t, !twice, "job", r.ID, "has two results")
+		that(d.t, !twice, "job", r.ID, "has two results")
 		results[r.ID] = r
 	}
 	return results

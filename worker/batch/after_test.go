@@ -45,9 +45,7 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		expect.That(t, err == nil && of(t, tenants, 0).Done == 20 && of(t, tenants, 1).Failed == 20, tenants, err)
 		down = false
 		expect.Must(s, s.Inspector.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
-		for _, do := range []func(context.Context, batch.Firing) error{p.Retry, p.Pause, p.Retry} {
-			expect.Must(s, do(t.Context(), f))
-		}
+		expect.Must(s, errors.Join(p.Retry(t.Context(), f), p.Pause(t.Context(), f), p.Retry(t.Context(), f)))
 		time.Sleep(5 * time.Second) // not until a lease ends
 		status = s.status(p, f)
 		expect.That(t, status.State == batch.StateDone && status.Done == 39 && status.Failed == 1 && status.Retried == 19, status)

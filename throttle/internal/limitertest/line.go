@@ -17,15 +17,6 @@ import (
 // LineZero is the rank before the first.
 const LineZero = 1 << 52
 
-// RankOf is the rank in a ticket's record.
-func RankOf(record string) int64 {
-	rank, err := strconv.ParseInt(record[:16], 10, 64)
-	if err != nil {
-		panic(err)
-	}
-	return rank
-}
-
 // A LineState is a line as its keys hold it (internal/script/lua/line.lua).
 type LineState struct {
 	Keys   map[string]bool // all of the line: whether each has a TTL

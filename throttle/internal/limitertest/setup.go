@@ -111,9 +111,7 @@ func New(t TB, client redis.UniversalClient, policies ...throttle.Policy) *throt
 func NewFrom(t TB, c throttle.Config) *throttle.Limiter {
 	t.Helper()
 	c.Name = cmp.Or(c.Name, "w")
-	l, err := throttle.New(c)
-	expect.Must(t, err)
-	return l
+	return expect.Got(throttle.New(c))(t)
 }
 
 // NewWithClock returns a limiter that goes by a clock in the test's hand. Its keys never expire:
@@ -168,9 +166,7 @@ func Acme(cost int64) throttle.Request {
 // Reserve reserves.
 func Reserve(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 	t.Helper()
-	d, err := l.Reserve(t.Context(), r)
-	expect.Must(t, err)
-	return d
+	return expect.Got(l.Reserve(t.Context(), r))(t)
 }
 
 // Join puts tickets in the line of policy "p", and returns the place of the last one.
@@ -189,17 +185,13 @@ func Join(t TB, l *throttle.Limiter, requests ...throttle.Request) (last throttl
 // Peek peeks.
 func Peek(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 	t.Helper()
-	d, err := l.Peek(t.Context(), r)
-	expect.Must(t, err)
-	return d
+	return expect.Got(l.Peek(t.Context(), r))(t)
 }
 
 // Cancel cancels a reservation by a limiter: see TryCancel.
 func Cancel(t TB, l *throttle.Limiter, r throttle.Reservation) throttle.Decision {
 	t.Helper()
-	d, err := TryCancel(t.Context(), l, r)
-	expect.Must(t, err)
-	return d
+	return expect.Got(TryCancel(t.Context(), l, r))(t)
 }
 
 // TryCancel returns the refund in the form of a decision, to compare all calls: granted if this one cancelled it.
@@ -256,9 +248,7 @@ func Queues(names ...string) map[string]int {
 // Take takes tickets from the line of policy "p", of queues of equal priorities.
 func Take(t TB, l *throttle.Limiter, max int, queues ...string) throttle.Taken {
 	t.Helper()
-	taken, err := l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: Queues(queues...), Max: max})
-	expect.Must(t, err)
-	return taken
+	return expect.Got(l.Line("p").Take(t.Context(), throttle.TakeOptions{Queues: Queues(queues...), Max: max}))(t)
 }
 
 // Quota is a Calendar window.
@@ -304,9 +294,7 @@ func Ticket(ticket string) throttle.Ticket { return throttle.Ticket{Queue: "q", 
 // Settle corrects the tokens of a reservation by a limiter.
 func Settle(t TB, l *throttle.Limiter, r throttle.Reservation, tokens int64) throttle.Reservation {
 	t.Helper()
-	r, err := l.Attach(r).Settle(t.Context(), map[string]int64{"tokens": tokens})
-	expect.Must(t, err)
-	return r
+	return expect.Got(l.Attach(r).Settle(t.Context(), map[string]int64{"tokens": tokens}))(t)
 }
 
 // Bubble runs the test on fake time, with a limiter on a miniredis. It fails if the test leaves a goroutine behind.

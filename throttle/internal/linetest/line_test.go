@@ -188,8 +188,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			p := st.joins("a4")
 			expect.That(st, p.AlreadyQueued && p.RetryIn == 10*s, p)
 			again := st.of("a4")
-			again.Key = "another" // task of the same ID
-			limitertest.Join(st, st.l, again)
+			again.Key = "another"          // task of the same ID
 			st.at(10*s).denied("a5", 10*s) // it is not its turn
 			limitertest.Reserve(st, st.l, again)
 			st.takes("a3", "a4")

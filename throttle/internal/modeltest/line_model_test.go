@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -94,7 +95,7 @@ func (cr *crowd) append(id throttle.Ticket, r throttle.Request) {
 	}
 	record := limitertest.ReadLine(cr.t, cr.client).Hashes["t"][id.Queue+"/"+id.ID]
 	expect.Require(cr.t, record != "", id, "does not stand in line")
-	rank := limitertest.RankOf(record)
+	rank := expect.Got(strconv.ParseInt(record[:16], 10, 64))(cr.t)
 	cr.insert(standing{id, r, rank - limitertest.LineZero})
 	cr.c.US.Add(1) // no two joins are at the same time
 	for _, list := range cr.flows {

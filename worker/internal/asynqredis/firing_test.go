@@ -204,9 +204,8 @@ func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
 		ttl := s.redis.TTL(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z:plan").Val()
 		expect.That(s, ttl >= 30*24*time.Hour, ttl)
 		s.storeOf(nightly, 0, 20)
-		for _, index := range []int{1, 9, 19} {
-			s.redis.Del(s.Context(), "asynq:{default}:t:"+nightly.ID(index))
-		}
+		tasks := "asynq:{default}:t:"
+		s.redis.Del(s.Context(), tasks+nightly.ID(1), tasks+nightly.ID(9), tasks+nightly.ID(19))
 		s.ok(s.Count(s.Context(), nightly, "rejected", []int{1, 9}))
 		s.ok(s.End(s.Context(), redis.NewIntCmd(s.Context(), "del", "none"), nightly, 19, 0))
 		fates, err := s.Kept(s.Context(), nightly, "fates")

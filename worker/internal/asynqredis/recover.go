@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // Recover puts back a task whose server died, once asynq's recoverer has found it, and reports whether it did.
@@ -15,9 +17,12 @@ import (
 // repeated after 2 s. So a task that kills its server does not come back for ever.
 func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	found, err := c.redis.HGetAll(ctx, prefix(task.Queue)+"t:"+task.ID).Result()
-	leaseEnd := int64(c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Val()) // 0 if there is none
-	if taken := leaseEnd > time.Now().Unix(); err != nil || taken {                   // since asynq looked, by another server
-		return taken && err == nil, err
+	leaseEnd, leaseErr := c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
+	if err == nil && leaseErr != redis.Nil {
+		err = leaseErr
+	}
+	if err != nil || int64(leaseEnd) > time.Now().Unix()-30 {
+		return err == nil, err // since asynq looked for leases that ended 30 s ago, another server has recovered the task
 	}
 	call, noted := found["sluice_call"], found["sluice_started"]
 	parts := strings.Split(call, "/")
@@ -28,14 +33,13 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	if !Message(found["msg"]).IsLastAttempt() {
 		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
 		wentBack := noted != "" && noted != call // by an earlier call
-		if toAsynq = wentBack || leaseEnd > calledAt+int64((LeaseFor+time.Second)/time.Second); !toAsynq {
+		if toAsynq = wentBack || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second); !toAsynq {
 			_, err = c.CheckActive(ctx, task, call, true) // for its note: the task goes back this once
 		}
 	}
 	if err != nil || toAsynq {
 		return false, err
 	}
-	r := RestoreOptions{Ref: task, CallKey: call, At: time.Now().Truncate(time.Second), Mark: FrontMark}
-	_, err = c.Restore(ctx, r)
+	_, err = c.Restore(ctx, RestoreOptions{Ref: task, CallKey: call, At: time.Now().Truncate(time.Second), Mark: FrontMark})
 	return err == nil, err
 }

@@ -133,7 +133,7 @@ func workOfWorker(s *sitetest.Site) {
 	server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
 		_, err := task.ResultWriter().Write([]byte("result"))
 		expect.That(s, err == nil || task.Type() == "group", err)
-		if n := asynqRetried(ctx); task.Type() == "fails" && n == 0 {
+		if n, _ := asynq.GetRetryCount(ctx); task.Type() == "fails" && n == 0 {
 			return failed
 		}
 		return s.Ok(ctx, task)
@@ -151,11 +151,6 @@ func workOfWorker(s *sitetest.Site) {
 	s.Wait("all but the one without retries have run", func() bool { return s.Done() >= n-1 })
 	s.Wait("none is active", func() bool { c := s.Counters(); return c.Active == 0 && c.Archived == 1 })
 	expect.Equal(s, expect.Got(s.Limiter.Line("api").Len(s.Context()))(s), 0, "wait, for metrics")
-}
-
-func asynqRetried(ctx context.Context) int {
-	n, _ := asynq.GetRetryCount(ctx)
-	return n
 }
 
 // serves starts a server by another user, of a queue without tasks, until Redis shows it.

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/hibiken/asynq"
 
@@ -59,9 +58,6 @@ func AtOnceOf(name string, limit int64) throttle.Policy {
 	p.Name, p.Match = name, nil
 	return p
 }
-
-// StoppedAfter is when work is stopped whose lease is never renewed: a tenth before its end.
-func StoppedAfter(lease time.Duration) time.Duration { return lease - lease/10 }
 
 // A Gauge knows how many run at once.
 type Gauge struct{ now, Most atomic.Int64 }

@@ -5,16 +5,15 @@
 -- ARGV  1 the last tick that was decided (s), as the caller knows it  2 the last that is decided now (s),
 --       or none to fire by hand  3 how long a firing is kept (s)
 --       4 1 to skip the firing while another has not ended  5 its name  6 its tick (s), or none  7 its schedule
--- reply 1 it fires, 0 none does or another scheduler was faster, -1 it is skipped
+-- reply 1 it fires, -1 it is skipped, 0 none does, or another scheduler was faster, or another schedule fired a later tick
 
 local time, none = redis.call('TIME'), '-62135596800' -- year 1
 local key = KEYS[1] .. ':' .. ARGV[5]
 if ARGV[2] ~= none then
   if (redis.call('HGET', KEYS[3], ARGV[7]) or none) ~= ARGV[1] then return 0 end
   redis.call('HSET', KEYS[3], ARGV[7], ARGV[2])
-  local decided = ARGV[6] ~= none and redis.call('HGETALL', KEYS[3]) or {}
-  for i = 2, #decided, 2 do -- ticks before a later one of another schedule are over, unless that was by a wrong clock
-    if decided[i] + 0 > ARGV[6] + 0 and decided[i] + 0 <= time[1] + 0 then return 0 end
+  for _, last in ipairs(ARGV[6] ~= none and redis.call('HGETALL', KEYS[3]) or {}) do
+    if (tonumber(last) or 0) > ARGV[2] + 0 and tonumber(last) <= time[1] + 0 then return 0 end -- else a clock was wrong
   end
 end
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', time[1] - ARGV[3])) do

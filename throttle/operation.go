@@ -122,14 +122,15 @@ func (cp *compiledPolicy) unitsHint() string {
 	return "no window counts this unit, but " + strings.Join(cp.units, ", ")
 }
 
-// tenantSettings returns the tenant's settings that differ from the policy's.
+// tenantSettings returns the tenant's own settings, also those that equal the policy's now: that may change.
 func (o *operation) tenantSettings() script.Settings {
 	s := script.Settings{Free: o.free, Paused: max(0, o.tenant.pausedUntil)}
 	if len(o.tenant.Windows) == 0 {
 		return s
 	}
 	for i, w := range o.windows {
-		if params := algorithms[w.Algorithm].Params(w.numbers()); params != o.script.Windows[i].Params {
+		params := algorithms[w.Algorithm].Params(w.numbers())
+		if o.tenant.Windows[w.Name] != (Override{}) || params != o.script.Windows[i].Params {
 			if s.Windows == nil {
 				s.Windows = map[string][4]int64{}
 			}

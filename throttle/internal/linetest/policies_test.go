@@ -41,11 +41,13 @@ func TestRemovedPolicies(t *testing.T) {
 
 // A changed weight or limit of a tenant holds for its waiting tickets.
 func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
-	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 5, Period: 10 * s}, limitertest.SharedWindow(100, 10*s))
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}, limitertest.SharedWindow(100, 10*s))
 	p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
 	st := newStory(t, limitertest.Redis(t), p)
 	st.granted("a0")
 	st.waits("a1", "a2", "a3", "a4")
+	p.Windows[0].Limit = 5 // a has its own limit, though it was the same
+	st.set(p)
 	st.takes()
 	p.Tenants = map[string]throttle.Tenant{"a": {Weight: 7, Windows: map[string]throttle.Override{"own": {Limit: 3}}}}
 	st.set(p)

@@ -181,7 +181,7 @@ local function new_join(L)
   local function join(r, list, at, earlier_status)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
-    if name == r.flow then -- a second nudge does no harm
+    if name == r.flow then -- it waits already; a copy of a call nudges again, which does no harm
       local kept, key = match(L.read('t', r.ticket), '^(.* )([^ :+]*)')
       if key ~= match(r.key, '^[^:+]*') then L.write('t', r.ticket, kept .. r.key) end -- another task has the ID now
       local low, high, binds = expect_ticket(r, list, at, nil)

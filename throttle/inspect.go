@@ -19,8 +19,11 @@ type Standing struct {
 	// Flow is the name of the flow in its line. By default it is the flow of the Request.
 	Flow string
 
-	// Costs are the costs of one ticket of the flow, as the line writes them.
-	Costs string
+	// Costs are the costs of one ticket of the flow, or of all Tickets together, as the line writes them. Of a flow that
+	// waits, LineWeight is in thousandths, Rank that of its first ticket, in 16 digits, if it waits at a node, and Tag
+	// that of its tenant, which each take moves, or 0 if windows count by other attributes, too.
+	Costs, Rank, Tag    string
+	Tickets, LineWeight int64
 
 	// Ticket is the name of a ticket in the line. The default is the last one of the flow.
 	Ticket string
@@ -82,7 +85,7 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 	switch {
 	case s.Flow != "":
 		var ok bool
-		s.Request, ok = cp.requestOf(s.Flow, s.Costs)
+		s.Request, ok = cp.requestOf(s.Flow, s.Costs, s.Tickets)
 		if !ok {
 			return s.Request.bad("flow", s.Flow, "joined by other scopes than the policy has now")
 		}

@@ -132,7 +132,7 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 	err = n.limiter.runner.Tickets(ctx, cp.line, func(page []script.Ticket) error {
 		var tickets []Ticket
 		for _, t := range page {
-			if r, ok := cp.requestOf(t.Flow, ""); tenant == "" || ok && r.Tenant == tenant {
+			if r, ok := cp.requestOf(t.Flow, "", 1); tenant == "" || ok && r.Tenant == tenant {
 				tickets = append(tickets, Ticket{Queue: t.Queue, ID: t.ID})
 			}
 		}

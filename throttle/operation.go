@@ -156,8 +156,9 @@ func (cp *compiledPolicy) costsText(r Request) string {
 	return text
 }
 
-// requestOf returns the request of a ticket, as far as its flow and costs contain it.
-func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
+// requestOf returns the request of a ticket, as far as its flow and costs contain it. Costs of all the flow's tickets
+// together, as in lua/line_units.lua, become those of an average ticket.
+func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (Request, bool) {
 	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}} // Requests would be 1 by default
 	queue, batch, mark, values := script.ParseFlow(flow)
 	r.Ticket.Queue = queue
@@ -169,9 +170,13 @@ func (cp *compiledPolicy) requestOf(flow, costs string) (Request, bool) {
 		if !ok {
 			continue
 		}
+		n, _, summed := strings.Cut(n, "/")
 		cost, err := strconv.ParseInt(n, 10, 64)
 		if err != nil {
 			return r, false
+		}
+		if summed {
+			cost = (cost + tickets/2) / max(1, tickets)
 		}
 		r.Cost[unit] = cost
 	}

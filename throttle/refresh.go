@@ -59,7 +59,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 		}
 		var asks []script.Request
 		for _, flow := range flows {
-			r, ok := cp.requestOf(flow, "")
+			r, ok := cp.requestOf(flow, "", 1)
 			_, meant := only[target{cp.Name, r.Tenant}]
 			if !ok || only != nil && !meant {
 				continue // it joined by other scopes than the policy has now, or is of another tenant

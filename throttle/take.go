@@ -120,7 +120,7 @@ func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeReque
 }
 
 func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) TakenTicket {
-	r, _ := cp.requestOf(t.Flow, t.Costs)
+	r, _ := cp.requestOf(t.Flow, t.Costs, 1)
 	if t.Scopes != "" {
 		r.Attributes = script.ParseScopes(t.Scopes)
 	}

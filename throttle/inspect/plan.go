@@ -3,14 +3,18 @@ package inspect
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/algorithm"
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // A Demand describes equal requests that will wait in line, or already do. Demands wait in their order.
@@ -59,7 +63,6 @@ type Finish struct {
 	Expected  time.Time `json:"expected,omitzero"`    // Plan.At if there is none; zero after MaxPlan, or with NeverFits
 	Late      int       `json:"late,omitempty"`       // how many have not ended by PlanOptions.By
 	NeverFits string    `json:"never_fits,omitempty"` // a window that can never grant one of them
-	left      int64     // that have not started
 }
 
 // Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
@@ -74,7 +77,7 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 		}
 	}
 	sim := s.simulation(o)
-	for t := s.now; sim.finishes[0].left > 0 && t < s.now+MaxPlan.Microseconds(); {
+	for t := s.now; sim.left > 0 && t < s.now+MaxPlan.Microseconds(); {
 		if ctx.Err() != nil {
 			return Plan{}, fmt.Errorf("throttle: %w", ctx.Err())
 		}
@@ -84,20 +87,30 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 		}
 		t = next
 	}
-	p := Plan{At: time.UnixMicro(s.now), Tenants: sim.finishes[1:], Unknown: slices.Sorted(maps.Keys(sim.unknown))}
-	for i := range sim.finishes {
-		if f := &sim.finishes[i]; f.left > 0 {
-			f.Expected = time.Time{}
-			if !o.By.IsZero() {
-				f.Late += int(f.left)
-			}
+	at := time.UnixMicro(s.now)
+	p := Plan{At: at, Finish: Finish{Expected: at}, Tenants: []Finish{}, Unknown: slices.Sorted(maps.Keys(sim.unknown))}
+	byTenant := map[string]Finish{}
+	for _, t := range sim.demands {
+		if t.left > 0 && !o.By.IsZero() {
+			t.Late += int(t.left)
 		}
+		p.Finish = p.Finish.with(t.Finish)
+		byTenant[t.Tenant] = cmp.Or(byTenant[t.Tenant], Finish{Tenant: t.Tenant, Expected: at}).with(t.Finish)
 	}
-	p.Finish = sim.finishes[0]
+	p.Tenants = slices.AppendSeq(p.Tenants, maps.Values(byTenant))
 	slices.SortFunc(p.Tenants, func(x, y Finish) int {
 		return cmp.Or(-cmp.Compare(x.Count, y.Count), cmp.Compare(x.Tenant, y.Tenant))
 	})
 	return p, nil
+}
+
+// with returns the finish of these requests and of others.
+func (f Finish) with(others Finish) Finish {
+	f.Count, f.Late, f.NeverFits = f.Count+others.Count, f.Late+others.Late, cmp.Or(others.NeverFits, f.NeverFits)
+	if !f.Expected.IsZero() && (others.Expected.IsZero() || others.Expected.After(f.Expected)) {
+		f.Expected, f.Binds = others.Expected, others.Binds
+	}
+	return f
 }
 
 // Simulate returns two forecasts of when all that waits for a policy is done: by the policy in force, and by a
@@ -118,11 +131,12 @@ func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overri
 	if err != nil {
 		return now, then, err
 	}
-	snapshot, changed := newSnapshot(), newSnapshot()
+	snapshot, changed := &Snapshot{Limits: map[string]int64{}}, &Snapshot{Limits: map[string]int64{}}
 	for _, name := range lines {
 		b := &backlog{line: i.line(name)}
-		if err = snapshot.read(ctx, b, true); err == nil {
-			err = changed.read(ctx, &backlog{line: other.line(name), flows: b.flows, values: b.values}, true)
+		flows := b.all(ctx)
+		if err = snapshot.read(ctx, b, flows); err == nil {
+			err = changed.read(ctx, &backlog{line: other.line(name), values: b.values}, flows)
 		}
 		if err != nil {
 			return now, then, err
@@ -149,4 +163,161 @@ func (i Inspector) other(variant throttle.Policy, overrides []throttle.TenantOve
 	}
 	l.SetInterventions(in)
 	return Of(l), nil
+}
+
+// A Snapshot holds the state of some lines, the tickets that wait there, and demands. All its plans start from it.
+type Snapshot struct {
+	// Limits are the limits in force of tenants without their own, by the names of windows: of several
+	// windows of one name the least. Under throttle.BySlots it has the Count of the first Slots.
+	Limits map[string]int64
+
+	backlogs []*backlog
+	slots    []Slots
+	total    int64 // tickets that can start
+	now      int64 // us since 1970
+	hold     int64 // us for which tickets that are no demand hold what they take; 0 if unknown
+}
+
+// A backlog is all of a line that simulations start from.
+type backlog struct {
+	*line
+	tickets []*tickets        // in the order in which they wait; before the line is read, the demands
+	values  map[string]string // of the scopes of all, by key
+}
+
+// Tickets are equal tickets of one flow.
+type tickets struct {
+	*throttle.Standing
+	Finish         // of a demand
+	demand bool    // they are one
+	joined int64   // how many of a demand stand in line
+	left   int64   // that have not started
+	hold   int64   // us for which each holds what it takes; 0 if unknown, then it ends when it starts
+	rank   int64   // of the first one
+	costs  []int64 // of each, by simFlow.windows
+}
+
+// Snapshot reads the lines of demands. An error may be a *throttle.RequestError of a demand.
+//
+// It calls Redis for pages of what waits and has counted.
+func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slots) (*Snapshot, error) {
+	s := &Snapshot{Limits: map[string]int64{}, slots: slots, now: time.Now().UnixMicro()}
+	if len(slots) > 0 {
+		s.Limits[throttle.BySlots] = int64(slots[0].Count)
+	}
+	var backlogs []*backlog
+	lines, standings := map[string]*backlog{}, map[string]*throttle.Standing{}
+	for _, d := range demands {
+		r := d.Request
+		r.Key = ""
+		if d.Count < 0 || d.Joined < 0 || d.Joined > d.Count || d.Hold < 0 {
+			return nil, &throttle.RequestError{Policy: r.Policy, Field: "demand",
+				Value: fmt.Sprintf("of %d, %d joined, hold %v", d.Count, d.Joined, d.Hold),
+				Hint:  "must not be below 0; all of them may have joined, and no more"}
+		}
+		if d.Count == 0 {
+			continue
+		}
+		name := i.limiter.LineOf(r.Policy, r.Tenant)
+		b := lines[name]
+		if b == nil {
+			b = &backlog{line: i.line(name)}
+			lines[name], backlogs = b, append(backlogs, b)
+		}
+		key := fmt.Sprintf("%q %q %q %q %#v %#v", r.Ticket.Queue, r.Policy, r.Tenant, r.Class, r.Attributes, r.Cost)
+		standing := standings[key]
+		if standing == nil {
+			standing = &throttle.Standing{Request: r}
+			if err := b.Stand(ctx, standing); err != nil {
+				return nil, err
+			}
+			standings[key] = standing
+		}
+		t := &tickets{Standing: standing, demand: true, joined: int64(d.Joined), left: int64(d.Count), hold: d.Hold.Microseconds()}
+		t.Tenant = cmp.Or(d.Tenant, r.Tenant)
+		b.tickets, s.hold = append(b.tickets, t), max(s.hold, t.hold)
+	}
+	for _, b := range backlogs {
+		if err := s.read(ctx, b, b.all(ctx)); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// read adds a line with the flows that wait there, as demands if it has no others. What is taken while it reads counts
+// twice. A backlog with values was read before, and stands as it did then.
+func (s *Snapshot) read(ctx context.Context, b *backlog, flows []*throttle.Standing) error {
+	standings := []*throttle.Standing{{Ask: true}} // the first one stands for all tenants together
+	for _, f := range flows {
+		standings = append(standings, &throttle.Standing{Flow: f.Flow, Costs: f.Costs, Tickets: f.Tickets})
+	}
+	if b.err != nil {
+		return b.err
+	}
+	if err := b.Stand(ctx, standings...); err != nil {
+		return err
+	}
+	s.backlogs, s.now = append(s.backlogs, b), standings[0].Decision.At.UnixMicro()
+	for _, w := range standings[0].Decision.Windows {
+		s.Limits[w.Name] = min(w.Limit, cmp.Or(s.Limits[w.Name], w.Limit))
+	}
+	joined := map[string]int64{}
+	for _, t := range b.tickets {
+		joined[t.Flow] += t.joined // which do not count twice
+	}
+	var all []*tickets
+	for _, f := range standings[1:] {
+		t := &tickets{Standing: f, demand: len(b.tickets) == 0, left: f.Tickets - joined[f.Flow], hold: s.hold}
+		if t.Tenant = f.Request.Tenant; t.left > 0 {
+			all = append(all, t)
+		}
+	}
+	all, b.tickets = append(all, b.tickets...), nil
+	last := map[string]*tickets{} // by flow
+	for _, t := range all {
+		never := new(throttle.RequestError)
+		switch unknown := errors.As(t.Err, &never) && never.Window == ""; {
+		case t.Err != nil && !t.demand: // nobody waits for it
+			continue
+		case unknown:
+			return never
+		case t.Err == nil:
+			t.rank, s.total = s.total, s.total+t.left
+		}
+		t.Count, t.NeverFits = int(t.left), never.Window
+		if l := last[t.Flow]; l != nil && l.Standing == t.Standing && l.Tenant == t.Tenant && l.hold == t.hold {
+			l.Count, l.left = l.Count+t.Count, l.left+t.left
+			continue
+		}
+		b.tickets, last[t.Flow] = append(b.tickets, t), t
+	}
+	b.readValues(ctx)
+	return b.err
+}
+
+// readValues reads the scopes of all tickets.
+func (b *backlog) readValues(ctx context.Context) {
+	if b.values == nil {
+		b.values = map[string]string{}
+	}
+	b.try(ctx, func(client redis.UniversalClient, prefix string) error {
+		pipe, read := client.Pipeline(), map[string]*redis.StringCmd{}
+		for _, t := range b.tickets {
+			for _, w := range t.Decision.Windows {
+				key := script.ScopeKey(w.Scope.Attributes, w.Scope.Values)
+				if _, known := b.values[key]; !known && read[key] == nil {
+					read[key] = pipe.Get(ctx, prefix+key)
+				}
+			}
+		}
+		_, err := pipe.Exec(ctx)
+		for key, value := range read {
+			b.values[key] = value.Val()
+		}
+		if errors.Is(err, redis.Nil) { // some scopes count nothing
+			return nil
+		}
+		return err
+	})
 }

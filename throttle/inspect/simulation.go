@@ -3,6 +3,7 @@ package inspect
 import (
 	"cmp"
 	"encoding/json"
+	"math"
 	"slices"
 	"time"
 
@@ -11,22 +12,29 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
+// These must be as in internal/script/lua/line_order.lua and line_fair.lua.
+const (
+	pacedPeriod = time.Minute
+	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
+	lapse       = int64(20 * time.Millisecond / time.Microsecond)
+	whole       = 1e8 // what a tag moves by for all that a window holds
+	slot        = 1e5 // and for a slot
+)
+
 // A simulation runs a snapshot, without calls to Redis. Times are microseconds since 1970.
 type simulation struct {
 	*Snapshot
 	PlanOptions
-	finishes []Finish // as Snapshot.finishes
-	lines    []*simLine
-	slots    map[string][]*window // by queue
-	unknown  map[string]bool      // Plan.Unknown
+	lines   []*simLine
+	slots   map[string][]*window // by queue
+	demands []*tickets
+	left    int64           // tickets of demands that have not started, but fit
+	unknown map[string]bool // Plan.Unknown
 }
 
 // simulation returns a new simulation, at its start.
 func (s *Snapshot) simulation(o PlanOptions) *simulation {
-	sim := &simulation{
-		Snapshot: s, PlanOptions: o, finishes: slices.Clone(s.finishes), slots: map[string][]*window{}, unknown: map[string]bool{},
-	}
-	sim.finishes[0].Expected = time.UnixMicro(s.now)
+	sim := &simulation{Snapshot: s, PlanOptions: o, slots: map[string][]*window{}, unknown: map[string]bool{}}
 	for _, o := range s.slots {
 		n := sim.limit(throttle.BySlots, int64(o.Count))
 		counter := algorithm.Concurrency.Simulate(algorithm.Window{Limit: n}, algorithm.Counted{Now: s.now})
@@ -39,7 +47,13 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 		l := &simLine{backlog: b, sim: sim, flows: map[string]*simFlow{}, windows: map[[2]string]*window{}, waited: map[string]int64{}}
 		sim.lines = append(sim.lines, l)
 		for _, t := range b.tickets {
-			l.flow(t.Standing).add(t)
+			t := *t
+			if t.demand {
+				sim.demands = append(sim.demands, &t)
+			}
+			if t.Err == nil {
+				l.flow(t.Standing).add(&t)
+			}
 		}
 	}
 	return sim
@@ -124,7 +138,7 @@ type simFlow struct {
 	tag     *float64  // of its tenant
 	windows []*window // that its tickets count in, with the slots of its side
 
-	tickets []tickets
+	tickets []*tickets
 	key     float64          // until when it waits; on its side the tag by which it stands there
 	waited  map[string]int64 // us, by cause; while on its side, less simLine.waited as of its arrival: see wait, leave
 }
@@ -133,7 +147,16 @@ type simFlow struct {
 func (l *simLine) flow(s *throttle.Standing) *simFlow {
 	f := l.flows[s.Flow]
 	if f == nil {
-		f = &simFlow{line: l, side: l.side(s), waited: map[string]int64{}}
+		queue, batch := s.Request.Ticket.Queue, s.Request.Class == throttle.ClassBatch
+		same := func(s *side) bool { return s.queue == queue && s.batch == batch }
+		if !slices.ContainsFunc(l.sides, same) {
+			share := s.Policy.BatchShare
+			if !batch {
+				share = 1 - share
+			}
+			l.sides = append(l.sides, &side{batch: batch, queue: queue, share: share, tag: -1, tags: map[string]*float64{}})
+		}
+		f = &simFlow{line: l, side: l.sides[slices.IndexFunc(l.sides, same)], waited: map[string]int64{}}
 		f.windows = slices.Clone(l.sim.slots[f.side.queue])
 		l.flows[s.Flow] = f
 		f.tag = cmp.Or(f.side.tags[s.Request.Tenant], new(float64))
@@ -175,33 +198,15 @@ func (l *simLine) window(s *throttle.Standing, i int) *window {
 	return w
 }
 
-// side returns the side of a standing.
-func (l *simLine) side(standing *throttle.Standing) *side {
-	queue, batch := standing.Request.Ticket.Queue, standing.Request.Class == throttle.ClassBatch
-	i := slices.IndexFunc(l.sides, func(s *side) bool { return s.queue == queue && s.batch == batch })
-	if i < 0 {
-		s := &side{batch: batch, queue: queue, share: standing.Policy.BatchShare, tag: -1, tags: map[string]*float64{}}
-		if !batch {
-			s.share = 1 - s.share
-		}
-		i, l.sides = len(l.sides), append(l.sides, s)
-	}
-	return l.sides[i]
-}
-
 // add adds tickets to the end of a flow.
-func (f *simFlow) add(t tickets) {
-	s, last := f.line.sim, len(f.tickets)-1
-	if last >= 0 {
-		if l := &f.tickets[last]; l.Standing == t.Standing && l.finish == t.finish && l.hold == t.hold {
-			l.left += t.left
-			return
+func (f *simFlow) add(t *tickets) {
+	s := f.line.sim
+	if t.demand {
+		s.left += t.left
+		if len(s.slots[f.side.queue]) == 0 {
+			s.unknown[throttle.BySlots] = true
 		}
 	}
-	if t.finish > 0 && len(s.slots[f.side.queue]) == 0 {
-		s.unknown[throttle.BySlots] = true
-	}
-	t.lump = (s.total + maxSteps - 1) / maxSteps
 	for _, w := range f.windows {
 		cost := t.Request.CostOf(w.unit)
 		if w.level == slotLevel {
@@ -210,21 +215,12 @@ func (f *simFlow) add(t tickets) {
 		if cost > 0 && w.held && t.hold == 0 {
 			cost, s.unknown[w.name] = 0, true
 		}
-		if cost > 0 { // several go as one only if all of them fit
-			t.lump = max(1, min(t.lump, w.limit/cost))
-		}
 		t.costs = append(t.costs, cost)
 	}
-	if f.tickets = append(f.tickets, t); last < 0 {
+	if f.tickets = append(f.tickets, t); len(f.tickets) == 1 {
 		f.wait(s.now)
 	}
 }
-
-// next returns how many tickets go next, as one.
-func (t *tickets) next() int64 { return min(t.lump, t.left) }
-
-// cost returns how many units the next tickets take of a window of their flow.
-func (t *tickets) cost(window int) int64 { return t.costs[window] * t.next() }
 
 // insert puts a flow in a list, which is sorted by keys, and where they are equal by ranks.
 func insert(list *[]*simFlow, f *simFlow) {
@@ -232,4 +228,168 @@ func insert(list *[]*simFlow, f *simFlow) {
 		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.tickets[0].rank, b.tickets[0].rank))
 	})
 	*list = slices.Insert(*list, i, f)
+}
+
+// startOne starts the ticket that goes first, and returns t; or the next moment at which something may change.
+func (l *simLine) startOne(t int64) int64 {
+	l.waited[l.binds] += t - l.now
+	l.now, l.binds = t, ""
+	for len(l.waiting) > 0 && l.waiting[0].key <= float64(t) {
+		f := l.waiting[0]
+		l.waiting = l.waiting[1:]
+		f.wait(t)
+	}
+	next := int64(algorithm.Never)
+	if len(l.waiting) > 0 {
+		next = int64(l.waiting[0].key)
+	}
+	var first *side // whose turn it is, of the sides with a free slot
+	for _, s := range l.sides {
+		if len(s.flows) == 0 {
+			continue
+		}
+		switch free, name := s.flows[0].fits(t, slotLevel); {
+		case free > t:
+			next, l.binds = min(next, free), name
+		case first == nil || s.tag < first.tag:
+			first = s
+		}
+	}
+	if first == nil {
+		return next
+	}
+	l.binds = ""
+	f := first.flows[0]
+	own, _ := f.fits(t, ownLevel) // others may have taken room of a window that they share, or moved the tenant's tag
+	ready := own <= t && *f.tag <= f.key
+	if at, name := f.fits(t, sharedLevel); ready && at > t {
+		l.binds = name
+		return min(next, at)
+	}
+	first.flows = first.flows[1:]
+	for name, us := range l.waited {
+		f.waited[name] += us
+	}
+	if ready {
+		f.start(t)
+	}
+	if len(f.tickets) > 0 {
+		f.wait(t)
+	}
+	return t
+}
+
+// wait lets a flow wait until its own windows have room for its next ticket and its time has come; then on its side.
+func (f *simFlow) wait(t int64) {
+	l, s := f.line, f.side
+	at, name := f.fits(t, ownLevel)
+	if f.key = float64(at); at > t {
+		f.waited[name] += at - t
+		insert(&l.waiting, f)
+		return
+	}
+	f.key = max(*f.tag, s.last)
+	for name, us := range l.waited {
+		f.waited[name] -= us
+	}
+	for _, w := range f.windows {
+		if s.batch && w.level == ownLevel {
+			w.roomAt = t
+		}
+	}
+	insert(&s.flows, f)
+	if s.tag < l.last { // the side waits anew, or had no slot: it saves up no turns
+		s.tag = l.last + f.step()
+	}
+}
+
+// fits returns when the next ticket of a flow has room at a level, and the window that has room last: the others
+// have room by then, and keep it. Pauses, and the time from which on demands may start, have no name.
+func (f *simFlow) fits(t int64, level int) (at int64, name string) {
+	at = t
+	if open := f.line.sim.Open; level == ownLevel && open != nil && f.tickets[0].demand {
+		at = max(t, open(time.UnixMicro(t)).UnixMicro())
+	}
+	for i, w := range f.windows {
+		if w.level != level {
+			continue
+		}
+		cost := min(f.tickets[0].costs[i], w.limit) // more than the limit never fits: it delays others as the limit does
+		fits := w.Fits(t, cost)
+		switch {
+		case f.side.batch && cost > 0:
+			fits = max(fits, w.paced-paceBurst)
+		case w.roomAt == t && w.owed >= 1: // a live ticket leaves room for one of a batch for a while, of the same cost
+			fits = min(w.Fits(t, 2*cost), max(fits, t+lapse))
+		}
+		if fits > at {
+			if at, name = fits, w.name; at == w.Ends {
+				name = ""
+			}
+		}
+	}
+	return at, name
+}
+
+// start starts a ticket of the flow, which was the first of its side.
+func (f *simFlow) start(t int64) {
+	first, l, side := f.tickets[0], f.line, f.side
+	for i, w := range f.windows {
+		cost := first.costs[i]
+		if cost > 0 {
+			w.Take(t, cost, first.hold)
+			w.Left -= cost
+		}
+		switch {
+		case side.batch:
+			w.paced = max(w.paced, t) + int64(math.Ceil(float64(cost)*w.each))
+			w.owed = max(0, w.owed-1)
+		case w.roomAt == t:
+			w.owed += 1/side.share - 1
+		}
+	}
+	l.last = max(l.last, side.tag)
+	side.tag += f.step()
+	side.last, *f.tag = f.key, f.key+f.part()/first.Weight
+	ends := time.UnixMicro(t + first.hold)
+	if by := l.sim.By; !by.IsZero() && ends.After(by) {
+		first.Late++
+	}
+	if first.demand {
+		l.sim.left--
+	}
+	first.rank++
+	if first.left--; first.left > 0 {
+		return
+	}
+	first.Expected, f.tickets = ends, f.tickets[1:]
+	delete(f.waited, "") // neither windows nor slots
+	for name, us := range f.waited {
+		if longest := f.waited[first.Binds]; us > 0 && (us > longest || us == longest && name < first.Binds) {
+			first.Binds = name
+		}
+	}
+}
+
+// step returns by how much the next ticket of a flow moves the tag of its side. Batches get the line's
+// share of batches, and live tickets the rest. Queues share that evenly.
+func (f *simFlow) step() float64 {
+	alike := 1.0
+	for _, s := range f.line.sides {
+		if s != f.side && s.batch == f.side.batch && len(s.flows) > 0 {
+			alike++
+		}
+	}
+	return f.part() * alike / f.side.share
+}
+
+// part returns how much the next ticket takes of the tightest window that all share, or of slots.
+func (f *simFlow) part() float64 {
+	part := 0.0
+	for i, w := range f.windows {
+		if w.level == sharedLevel {
+			part = max(part, whole*float64(f.tickets[0].costs[i])/float64(w.limit))
+		}
+	}
+	return cmp.Or(part, slot)
 }

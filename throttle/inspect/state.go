@@ -82,7 +82,7 @@ type State struct {
 	Removed   bool                `json:"removed,omitempty"`    // the policy is out of force: its last windows apply
 	PerSecond float64             `json:"per_second,omitempty"` // requests, lately; 0 if unknown
 
-	flow flow
+	flow, tag string // a tenant's: Flow and Tag of its Standing
 }
 
 // State returns how a policy stands, with a page of the tenants that wait: in it, most tickets first. A tenant of
@@ -115,14 +115,16 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 		l.err = cmp.Or(l.err, other.err)
 	}
 	flows, cursor := l.find(ctx, q, cursor)
-	states := l.states(ctx, append([]flow{{}}, flows...)...)
+	flows = append([]*throttle.Standing{{}}, flows...) // the first one is what all tenants share
+	states := l.states(ctx, flows)
 	if l.err != nil {
 		return s, l.err
 	}
 	s = PolicyState{State: states[0], Queues: []QueueState{}, Tenants: []State{}}
-	for _, t := range states[1:] {
-		weights := max(1, t.flow.weight, queues[[2]string{t.Queue, string(t.Class)}].weights)
-		if t.Share = float64(t.flow.weight) / float64(weights); q.Tenant == "" || t.Tenant == q.Tenant {
+	for i, t := range states[1:] {
+		weight := flows[1+i].LineWeight
+		weights := max(1, weight, queues[[2]string{t.Queue, string(t.Class)}].weights)
+		if t.Share = float64(weight) / float64(weights); q.Tenant == "" || t.Tenant == q.Tenant {
 			s.Tenants = append(s.Tenants, t)
 		}
 	}
@@ -131,7 +133,7 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 		s.Queues, s.Waiting = append(s.Queues, q), s.Waiting+q.Waiting
 	}
 	slices.SortFunc(s.Tenants, func(a, b State) int {
-		return cmp.Or(cmp.Compare(b.Waiting, a.Waiting), cmp.Compare(a.flow.name, b.flow.name))
+		return cmp.Or(cmp.Compare(b.Waiting, a.Waiting), cmp.Compare(a.flow, b.flow))
 	})
 	slices.SortFunc(s.Queues, func(a, b QueueState) int {
 		return cmp.Or(cmp.Compare(a.Queue, b.Queue), -cmp.Compare(a.Class, b.Class))
@@ -147,16 +149,15 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 
 // find returns the flows of a page, and the next cursor, 0 at the end. Of a tenant that does not wait it returns one
 // without tickets.
-func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]flow, uint64) {
+func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]*throttle.Standing, uint64) {
 	if q.Tenant == "" {
 		return l.page(ctx, cursor, min(cmp.Or(q.Limit, MaxLimit), MaxLimit))
 	}
 	asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
 	l.err = cmp.Or(l.err, l.Stand(ctx, asked))
 	if asked.Flow == "" { // windows count by other attributes, too: its flows are among all
-		flows, _ := l.all(ctx)
-		return slices.DeleteFunc(flows, func(f flow) bool {
-			_, _, _, values := script.ParseFlow(f.name)
+		return slices.DeleteFunc(l.all(ctx), func(f *throttle.Standing) bool {
+			_, _, _, values := script.ParseFlow(f.Flow)
 			return !slices.Contains(values, q.Tenant)
 		}), 0
 	}
@@ -167,58 +168,54 @@ func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]flow, uint64
 	}
 	flows := read(ctx, l, "f", readFlow, names...)
 	if len(flows) == 0 {
-		flows = []flow{{name: asked.Flow}}
+		flows = []*throttle.Standing{{Flow: asked.Flow}}
 	}
 	return flows, 0
 }
 
 // states returns how flows stand, or tickets of them. A flow without a name is about what all tenants share.
-func (l *line) states(ctx context.Context, flows ...flow) (states []State) {
-	standings := make([]*throttle.Standing, len(flows))
-	for i, f := range flows {
-		standings[i] = &throttle.Standing{Flow: f.name, Costs: cmp.Or(f.cost, f.costs()), Ticket: f.ticket, Ask: true}
+func (l *line) states(ctx context.Context, flows []*throttle.Standing) []State {
+	for _, f := range flows {
+		f.Ask = true
 	}
 	if l.err == nil {
-		l.err = l.Stand(ctx, standings...)
+		l.err = l.Stand(ctx, flows...)
 	}
-	oldest := l.oldest(ctx, flows)
+	oldest, states := l.oldest(ctx, flows), make([]State, len(flows))
 	for i, f := range flows {
-		states = append(states, stateOf(f, standings[i], oldest[f.name]))
+		r, d, p := f.Request, f.Decision, f.Policy
+		s := State{
+			At: cmp.Or(d.At, time.Now()), Policy: p.Name, Tenant: r.Tenant, Attributes: r.Attributes, Removed: f.Removed,
+			Waiting: f.Tickets, Oldest: oldest[f.Flow], Cost: r.Cost, Windows: []throttle.WindowState{}, Pause: d.Pause,
+			Adapted: d.Adapted, Remaining: d.Remaining, Observes: p.Observe, Exempt: d.Exempt || f.Free && !p.Observe,
+			flow: f.Flow, tag: f.Tag,
+		}
+		if f.Flow != "" {
+			s.Weight = cmp.Or(float64(f.LineWeight)/1000, f.Weight)
+		}
+		if f.Tickets > 0 {
+			s.Queue, s.Class = parseQueue(f.Flow)
+		}
+		if d.AlreadyQueued {
+			s.Binds, s.Expected = d.Binds, d.At.Add(d.RetryIn)
+			if d.Latest >= d.RetryIn {
+				s.Latest = d.At.Add(d.Latest)
+			}
+		}
+		shortest := time.Duration(0)
+		for _, w := range d.Windows {
+			if ofTenants := len(w.Scope.Attributes) > 0; f.Ticket == "" && ofTenants != (f.Flow != "") {
+				continue
+			}
+			s.Windows = append(s.Windows, w)
+			shorter := shortest == 0 || w.Period > 0 && w.Period < shortest
+			if rate := w.PerSecond(d.At); w.Unit == throttle.Requests && rate > 0 && shorter {
+				s.PerSecond, shortest = rate, w.Period
+			}
+		}
+		states[i] = s
 	}
 	return states
-}
-
-func stateOf(f flow, standing *throttle.Standing, oldest time.Time) State {
-	r, d, p := standing.Request, standing.Decision, standing.Policy
-	s := State{
-		At: cmp.Or(d.At, time.Now()), Policy: p.Name, Tenant: r.Tenant, Attributes: r.Attributes, Removed: standing.Removed,
-		Waiting: f.tickets, Oldest: oldest, Cost: r.Cost, Windows: []throttle.WindowState{}, Pause: d.Pause, flow: f,
-		Adapted: d.Adapted, Remaining: d.Remaining, Observes: p.Observe, Exempt: d.Exempt || standing.Free && !p.Observe,
-	}
-	if f.name != "" {
-		s.Weight = cmp.Or(float64(f.weight)/1000, standing.Weight)
-	}
-	if f.tickets > 0 {
-		s.Queue, s.Class = parseQueue(f.name)
-	}
-	if d.AlreadyQueued {
-		s.Binds, s.Expected = d.Binds, d.At.Add(d.RetryIn)
-		if d.Latest >= d.RetryIn {
-			s.Latest = d.At.Add(d.Latest)
-		}
-	}
-	shortest := time.Duration(0)
-	for _, w := range d.Windows {
-		if ofTenants := len(w.Scope.Attributes) > 0; f.ticket == "" && ofTenants != (f.name != "") {
-			continue
-		}
-		s.Windows = append(s.Windows, w)
-		shorter := shortest == 0 || w.Period > 0 && w.Period < shortest
-		if rate := w.PerSecond(d.At); w.Unit == throttle.Requests && rate > 0 && shorter {
-			s.PerSecond, shortest = rate, w.Period
-		}
-	}
-	return s
 }
 
 // Explain returns why a ticket waits, and until when, in whichever line of the limiter that is. It is zero if the
@@ -229,8 +226,8 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (s State, err
 		l := i.line(line)
 		for _, t := range read(ctx, l, "t", script.ReadTicket, name) {
 			for _, f := range read(ctx, l, "f", readFlow, t.Flow) {
-				f.ticket, f.cost = name, t.Costs
-				s = l.states(ctx, f)[0]
+				f.Ticket, f.Costs = name, t.Costs
+				s = l.states(ctx, []*throttle.Standing{f})[0]
 				s.Since = time.UnixMicro(t.Since)
 			}
 			l.try(ctx, func(client redis.UniversalClient, prefix string) error {
@@ -272,9 +269,9 @@ func (h *Heads) Note(s PolicyState) (starving []State) {
 	}
 	for _, t := range s.Tenants {
 		full := func(w throttle.WindowState) bool { return w.Remaining < max(1, t.Cost[w.Unit]) }
-		key := [2]string{s.Policy, t.flow.name}
+		key := [2]string{s.Policy, t.flow}
 		first := h.all[key]
-		if !first.Oldest.Equal(t.Oldest) || first.flow.tag != t.flow.tag { // retries go first: the oldest may stay
+		if !first.Oldest.Equal(t.Oldest) || first.tag != t.tag { // retries go first: the oldest may stay
 			first, h.all[key] = t, t
 		}
 		stood := t.At.Sub(first.At)

@@ -86,7 +86,7 @@ func (e *estimator) look(ctx context.Context) error {
 			notEnqueued := max(0, t.end(r)-max(t.Start, r.Index))
 			return left, max(0, left-notEnqueued)
 		}
-		all, err = e.forecast(ctx, e.b, e.plan, e.b.planOptions(e.f.Tick, time.Now()), false, waiting)
+		all, err = e.forecast(ctx, e.b, e.plan, e.b.planOptions(e.f.Tick, time.Now(), nil), false, waiting)
 		if err != nil {
 			return err
 		}

@@ -32,13 +32,13 @@ func (b *compiled) deadline(tick time.Time) time.Time {
 	return b.finishBy(b, tick)
 }
 
-// planOptions returns the options that plan a firing whose tasks start at `from` or later.
-func (b *compiled) planOptions(tick, from time.Time) inspect.PlanOptions {
+// planOptions returns the options that plan a firing whose tasks start at `from` or later, with other limits.
+func (b *compiled) planOptions(tick, from time.Time, limits map[string]int64) inspect.PlanOptions {
 	open := func(t time.Time) time.Time { return t }
 	if b.hours != nil {
 		open = b.opening(tick)
 	}
-	return inspect.PlanOptions{By: b.deadline(tick), Open: func(t time.Time) time.Time {
+	return inspect.PlanOptions{By: b.deadline(tick), Limits: limits, Open: func(t time.Time) time.Time {
 		if t.Before(from) {
 			t = from
 		}

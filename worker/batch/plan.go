@@ -151,9 +151,7 @@ func (s *Scheduler) plan(
 		return nil, err
 	}
 	allLeft := func(i int) (left, joined int) { return p.Tenants[i].Total, 0 }
-	o := b.planOptions(f.Tick, from)
-	o.Limits = limits
-	if p.all, err = s.forecast(ctx, b, p, o, true, allLeft); err != nil {
+	if p.all, err = s.forecast(ctx, b, p, b.planOptions(f.Tick, from, limits), true, allLeft); err != nil {
 		return nil, err
 	}
 	p.refused = p.all.Late > 0 && b.Late == LateRefuse
@@ -333,14 +331,16 @@ func changes(ctx context.Context, snapshot *inspect.Snapshot, o inspect.PlanOpti
 	// Each limit in turn is lowered to the least that still helps.
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		limit := limits[name]
-		if o.Limits[name] = limit; !late() {
-			continue
+		for o.Limits[name] = limit; late(); {
+			o.Limits[name] *= 2
 		}
-		o.Limits[name] = limit + 1 + int64(sort.Search(int(limit)*mostRaised, func(more int) bool {
-			o.Limits[name] = limit + 1 + int64(more)
+		o.Limits[name] = limit + int64(sort.Search(int(o.Limits[name]-limit), func(more int) bool {
+			o.Limits[name] = limit + int64(more)
 			return !late()
 		}))
-		changes = append(changes, Change{name, limit, o.Limits[name]})
+		if o.Limits[name] > limit {
+			changes = append(changes, Change{name, limit, o.Limits[name]})
+		}
 	}
 	return changes, err
 }

@@ -24,7 +24,10 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	}
 	go func() {
 		again := refreshAgain
-		if err := l.refresh(context.WithoutCancel(ctx), cp, nil); err == nil {
+		switch err := l.refresh(context.WithoutCancel(ctx), cp, nil); {
+		case err == nil && at == 0: // the policy is new: until then clients may join by older settings
+			again = followWithin
+		case err == nil:
 			again = max(refreshEvery, refreshPart*time.Since(now))
 		}
 		cp.refreshAt.CompareAndSwap(math.MaxInt64, time.Now().Add(again).UnixNano()) // else one is due sooner

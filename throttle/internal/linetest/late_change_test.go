@@ -168,3 +168,20 @@ func TestAResetIsSeenAmongManyTenants(t *testing.T) {
 	}
 	expect.That(t, st.now()-began <= 2*s, "it took", st.now()-began)
 }
+
+// A tenant's limit that was lowered soon binds also the tickets of clients that learn of it later.
+func TestALowerLimitReachesTicketsOfLateClients(t *testing.T) {
+	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 5, Period: h}, limitertest.SharedWindow(1, s))
+	st := newStory(t, limitertest.Redis(t), p)
+	client := limitertest.NewByClock(t, st.client, st.c, p)
+	p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
+	expect.Must(t, st.l.SetPolicies([]throttle.Policy{p}))
+	st.joins("a0", "b0")
+	st.takes("a0")
+	time.Sleep(100 * ms) // it refreshes what waits
+	limitertest.Join(t, client, st.of("a1"))
+	time.Sleep(2 * s)
+	st.takes()
+	time.Sleep(100 * ms) // it refreshes again
+	expect.Equal(t, st.taken64(3*s), 1, "b0 alone is taken")
+}

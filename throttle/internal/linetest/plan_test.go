@@ -23,12 +23,7 @@ func demand(tenant string, n int, class throttle.Class) inspect.Demand {
 }
 
 func opensAt(after time.Duration) func(time.Time) time.Time {
-	return func(t time.Time) time.Time {
-		if at := limitertest.At(after); t.Before(at) {
-			return at
-		}
-		return t
-	}
+	return func(t time.Time) time.Time { return t.Add(max(0, limitertest.At(after).Sub(t))) }
 }
 
 // A plan comes true, for each tenant and for all, beside others that wait, with windows and weights of all kinds.
@@ -283,8 +278,7 @@ func TestAPlanEndsWithItsContext(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	ctx, cancel := context.WithCancel(t.Context())
 	opens := func(t time.Time) time.Time { cancel(); return t }
-	snapshot, err := inspect.Of(st.l).Snapshot(ctx, []inspect.Demand{demand("a", math.MaxInt, "")})
-	expect.Must(t, err)
-	_, err = snapshot.Plan(ctx, inspect.PlanOptions{Open: opens})
+	snapshot := expect.Got(inspect.Of(st.l).Snapshot(ctx, []inspect.Demand{demand("a", math.MaxInt, "")}))(t)
+	_, err := snapshot.Plan(ctx, inspect.PlanOptions{Open: opens})
 	expect.Err(t, err, context.Canceled)
 }

@@ -2,6 +2,8 @@ package linetest
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,9 +27,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 		st.at(2500 * ms).granted("b1")
 		st.at(5 * s).granted("a2")
 		st.at(7500 * ms).granted("b2")
-		for _, ticket := range []string{"a3", "a4", "a5", "a6", "a7", "b3", "b4"} {
-			st.joins(ticket)
-		}
+		st.joins("a3", "a4", "a5", "a6", "a7", "b3", "b4")
 		before := limitertest.Dump(t, client)
 		faster, heavier, tighter := p.WithDefaults(), p.WithDefaults(), p.WithDefaults()
 		faster.Windows[1].Limit = 8
@@ -73,9 +73,7 @@ func TestSimulateReplacesAnOverride(t *testing.T) {
 		Windows: map[string]throttle.Override{"own": {Limit: 2}}}
 	st.l.SetInterventions(throttle.Interventions{At: time.Now(), Overrides: []throttle.TenantOverride{override}})
 	st.granted("a1", "a2")
-	for _, ticket := range []string{"a3", "a4", "a5", "a6"} {
-		st.joins(ticket)
-	}
+	st.joins("a3", "a4", "a5", "a6")
 	override.Windows = map[string]throttle.Override{"own": {Limit: 4}}
 	now, then, err := inspect.Of(st.l).Simulate(t.Context(), p, override)
 	expect.Must(t, err)
@@ -94,10 +92,7 @@ func TestSimulationsCountWhatTicketsCostOnAverage(t *testing.T) {
 	st.costs(2).joins("a-1", "a-2", "a-3")
 	simulated, _, err := inspect.Of(st.l).Simulate(t.Context(), p)
 	expect.Must(t, err)
-	last := time.Duration(0)
-	for _, at := range st.starts() {
-		last = max(last, at)
-	}
+	last := slices.Max(slices.Collect(maps.Values(st.starts())))
 	expect.Equal(t, simulated.Expected.Sub(limitertest.At(0)), last)
 }
 
@@ -105,9 +100,7 @@ func TestSimulationsCountWhatTicketsCostOnAverage(t *testing.T) {
 func TestSimulationsKnowPauses(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s})
 	st := newStory(t, limitertest.Redis(t), p)
-	for _, tenant := range []string{"a", "b", "c", "d"} {
-		st.joins(tenant + "1")
-	}
+	st.joins("a1", "b1", "c1", "d1")
 	st.pauseOf("a", 5*m).pauseOf("d", 5*m)
 	st.pauses("b") // for an hour
 	p.Tenants = map[string]throttle.Tenant{"d": {Exempt: true}}

@@ -110,13 +110,13 @@ func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref, task *asynq.T
 }
 
 // get returns the attempt of a task. If none is known, as after its server has died, it is an empty one.
-func (as *attempts) get(ref asynqredis.Ref) (a *attempt, known bool) {
+func (as *attempts) get(ref asynqredis.Ref) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	if a = as.byTask[ref]; a != nil {
-		return a, true
+	if a := as.byTask[ref]; a != nil {
+		return a
 	}
-	return &attempt{Task: dispatch.Task{Ref: ref}, begun: time.Now(), releaseSlot: func() {}}, false
+	return &attempt{Task: dispatch.Task{Ref: ref}, begun: time.Now(), releaseSlot: func() {}}
 }
 
 // end frees the attempt's slot, and forgets it. It returns the grant of an attempt that never got to the middleware,

@@ -97,8 +97,7 @@ func undecidedDecision(r throttle.Request) throttle.Decision {
 // reportErrors wraps the user's ErrorHandler, which is not called for a task whose time ran out and that waits.
 func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc {
 	return func(ctx context.Context, task *asynq.Task, err error) {
-		a, _ := s.attempts.get(taskOf(ctx))
-		waits := cmp.Or(a.outcome.Load(), &outcome{}).requeue != nil
+		waits := cmp.Or(s.attempts.get(taskOf(ctx)).outcome.Load(), &outcome{}).requeue != nil
 		if handler != nil && (!waits || asynq.IsPanicError(err)) { // a panic is a bug to report, even if the task waits
 			handler.HandleError(ctx, task, err)
 		}
@@ -107,11 +106,15 @@ func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc
 
 // finish lets a call of asynq end a task, unless the task is to wait.
 func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
-	a, known := s.attempts.get(call.Ref)
+	a := s.attempts.get(call.Ref)
 	o := cmp.Or(a.outcome.Load(), &outcome{})
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
-	if fails && !known { // the task's server died, and asynq's recoverer has found the task
+	var message asynqredis.Message
+	if fails {
+		message, _ = call.Args[1].([]byte)
+	}
+	if message.LastError() == asynq.ErrLeaseExpired.Error() { // asynq's recoverer has found the task: its server died
 		if back, err := s.tasks.Recover(ctx, call.Ref); back || err != nil {
 			return reply(cmd, "OK", err)
 		}
@@ -136,8 +139,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 		return reply(cmd, nil, fmt.Errorf("worker: task %s has not ended here: it stays", call.ID))
 	default:
 		if fails && s.isLate(a) { // undo the later deadline of hook.dequeue
-			message, _ := call.Args[1].([]byte)
-			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(a.Message.Deadline()))
+			call.Args[1] = []byte(message.WithDeadline(a.Message.Deadline()))
 		}
 		a.releaseSlot()
 		err = s.conclude(ctx, next, cmd, a)

@@ -34,7 +34,7 @@ func (s *Server) OnFree(free func()) { s.attempts.onEnd = free }
 
 // EndOf returns what ends the attempt that the task is in now.
 func (s *Server) EndOf(id string) func() {
-	a, _ := s.attempts.get(defaultRef(id))
+	a := s.attempts.get(defaultRef(id))
 	return func() { s.attempts.end(a) }
 }
 
@@ -55,6 +55,5 @@ func (s *Server) Enter(id string) (deny func()) {
 
 // Denied reports whether the attempt that the task is in now is denied.
 func (s *Server) Denied(id string) bool {
-	a, _ := s.attempts.get(defaultRef(id))
-	return cmp.Or(a.outcome.Load(), &outcome{}).requeue != nil
+	return cmp.Or(s.attempts.get(defaultRef(id)).outcome.Load(), &outcome{}).requeue != nil
 }

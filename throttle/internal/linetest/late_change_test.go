@@ -47,21 +47,18 @@ func TestPausesReachEveryTicket(t *testing.T) {
 			client := limitertest.NewByClock(t, st.client, st.c, p)
 			at := limitertest.At(0)
 			paused, none := throttle.Interventions{At: at, Pauses: []throttle.Pause{{Policy: "p", Tenant: "a", By: "anna", Cause: "x", Until: at.Add(h)}}}, throttle.Interventions{At: at}
-			before, after := paused, none
-			if !ends {
-				before, after = none, paused
-			}
+			steps := map[bool][2]throttle.Interventions{true: {paused, none}, false: {none, paused}}[ends]
 			st.joins("x1", "x2", "x3")
 			st.take(1)
 			time.Sleep(100 * ms) // a server refreshes all tickets when it starts
 			st.take(1)
-			client.SetInterventions(before)
-			st.l.SetInterventions(before)
+			client.SetInterventions(steps[0])
+			st.l.SetInterventions(steps[0])
 			time.Sleep(100 * ms)
-			st.l.SetInterventions(after)
+			st.l.SetInterventions(steps[1])
 			time.Sleep(100 * ms) // it refreshes what waits
 			limitertest.Join(t, client, st.of("a1"))
-			client.SetInterventions(after)
+			client.SetInterventions(steps[1])
 			time.Sleep(2 * s)
 			expect.Equal(t, st.taken64(2*m), map[bool]int{false: 1, true: 2}[ends], "taken")
 		})

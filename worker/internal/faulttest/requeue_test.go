@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
@@ -64,6 +65,23 @@ func TestRequeueInTheRecovererFails(t *testing.T) {
 			t.Fatal("the server does not shut down")
 		}
 		s.WantCounters(sitetest.Counters{Active: 1, Leases: 1})
+	})
+}
+
+// A server's recoverer has listed a task whose lease had ended, and the same server has picked it up meanwhile.
+func TestARecovererLeavesWhatRunsHere(t *testing.T) {
+	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
+		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+			if args := cmd.Args(); sitetest.IsScript(args) && args[3] == "asynq:{default}:lease" { // it lists
+				s.Redis.ZAddXX(ctx, "asynq:{default}:lease", redis.Z{Member: "a"})
+				defer s.Redis.ZAddXX(ctx, "asynq:{default}:lease", redis.Z{Member: "a", Score: float64(time.Now().Unix() + 30)})
+			}
+			return next(ctx, cmd)
+		}))
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Serve(func(context.Context, *asynq.Task) error { time.Sleep(5 * time.Minute); return nil })
+		time.Sleep(6 * time.Minute)
+		s.WantCounters(sitetest.Counters{Processed: 1})
 	})
 }
 

@@ -19,11 +19,11 @@ type Standing struct {
 	// Flow is the name of the flow in its line. By default it is the flow of the Request.
 	Flow string
 
-	// Costs are the costs of one ticket of the flow, or of all Tickets together, as the line writes them. Of a flow that
-	// waits, LineWeight is in thousandths, Rank that of its first ticket, in 16 digits, if it waits at a node, and Tag
-	// that of its tenant, which each take moves, or 0 if windows count by other attributes, too.
+	// Costs are those of one ticket of the flow, or of all Waiting ones, as the line writes them. LineWeight is in
+	// thousandths. Rank is that of the first ticket, in 16 digits, if the flow waits at a node. Tag is that of its
+	// tenant: each take moves it. It is 0 if windows count by other attributes, too.
 	Costs, Rank, Tag    string
-	Tickets, LineWeight int64
+	Waiting, LineWeight int64
 
 	// Ticket is the name of a ticket in the line. The default is the last one of the flow.
 	Ticket string
@@ -85,7 +85,7 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 	switch {
 	case s.Flow != "":
 		var ok bool
-		s.Request, ok = cp.requestOf(s.Flow, s.Costs, s.Tickets)
+		s.Request, ok = cp.requestOf(s.Flow, s.Costs, s.Waiting)
 		if !ok {
 			return s.Request.bad("flow", s.Flow, "joined by other scopes than the policy has now")
 		}

@@ -156,14 +156,27 @@ func (cp *compiledPolicy) costsText(r Request) string {
 	return text
 }
 
-// requestOf returns the request of a ticket, as far as its flow and costs contain it. Costs of all the flow's tickets
-// together, as in lua/line_units.lua, become those of an average ticket.
+// requestOf returns the request of a ticket, as far as its flow and costs contain it. Sums of what several tickets
+// cost (internal/script/lua/line_units.lua) become an average.
 func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (Request, bool) {
 	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}} // Requests would be 1 by default
 	queue, batch, mark, values := script.ParseFlow(flow)
 	r.Ticket.Queue = queue
 	if batch {
 		r.Class = ClassBatch
+	}
+	if len(values) != len(cp.flowBy) {
+		return r, false
+	}
+	for i, a := range cp.flowBy {
+		if a == TenantAttribute {
+			r.Tenant = values[i]
+			continue
+		}
+		if r.Attributes == nil {
+			r.Attributes = map[string]string{}
+		}
+		r.Attributes[a] = values[i]
 	}
 	for part := range strings.SplitSeq(costs, ",") {
 		unit, n, ok := strings.Cut(part, "=")
@@ -179,19 +192,6 @@ func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (Request,
 			cost = (cost + tickets/2) / max(1, tickets)
 		}
 		r.Cost[unit] = cost
-	}
-	if len(values) != len(cp.flowBy) {
-		return r, false
-	}
-	for i, a := range cp.flowBy {
-		if a == TenantAttribute {
-			r.Tenant = values[i]
-			continue
-		}
-		if r.Attributes == nil {
-			r.Attributes = map[string]string{}
-		}
-		r.Attributes[a] = values[i]
 	}
 	return r, mark == cp.flowMark
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// Bounds and defaults.
 const (
 	MaxLimit = 500                  // of Query.Limit, and its default
 	MaxPlan  = 400 * 24 * time.Hour // how far ahead plans and simulations look
@@ -81,8 +80,7 @@ func (i Inspector) lines(policy string) ([]string, error) {
 	return lines, nil
 }
 
-// A line reads one line of a policy. Its keys are described in internal/script/lua/line.lua. No
-// command takes longer the more tickets wait: they read pages.
+// A line reads one line of a policy, in pages. For its keys see internal/script/lua/line.lua.
 type line struct {
 	*throttle.Line
 	err error // the first one: nothing is read after it
@@ -100,16 +98,14 @@ func (l *line) try(ctx context.Context, f func(client redis.UniversalClient, pre
 // readFlow reads "tickets units weight tag suffix rank ...".
 func readFlow(name, record string) (*throttle.Standing, error) {
 	f, suffix := &throttle.Standing{Flow: name}, ""
-	err := scan(name, record, &f.Tickets, &f.Costs, &f.LineWeight, &f.Tag, &suffix, &f.Rank)
+	err := scan(name, record, &f.Waiting, &f.Costs, &f.LineWeight, &f.Tag, &suffix, &f.Rank)
 	return f, err
 }
 
 // parseQueue returns the queue, empty for calls that wait in place, and the class in the name of a queue or flow.
 func parseQueue(name string) (queue string, class throttle.Class) {
 	queue, batch, _, _ := script.ParseFlow(name)
-	if class = throttle.ClassLive; batch {
-		class = throttle.ClassBatch
-	}
+	class = map[bool]throttle.Class{true: throttle.ClassBatch, false: throttle.ClassLive}[batch]
 	if strings.HasPrefix(name, "!") {
 		queue = ""
 	}
@@ -124,7 +120,7 @@ func scan(name, record string, fields ...any) error {
 	return nil
 }
 
-// queues adds the queues where tickets wait to those of other lines, by queue and class, and returns their names.
+// queues adds the line's queues where tickets wait to all, by queue and class, and returns their names.
 func (l *line) queues(ctx context.Context, all map[[2]string]QueueState) (names []string) {
 	l.try(ctx, func(client redis.UniversalClient, prefix string) error {
 		records, err := client.HGetAll(ctx, prefix+"z").Result()
@@ -135,14 +131,12 @@ func (l *line) queues(ctx context.Context, all map[[2]string]QueueState) (names 
 				continue
 			}
 			q.Queue, q.Class = parseQueue(name)
-			if q.Asked = time.UnixMicro(asked); since > 0 {
-				q.Binds = throttle.BySlots
-			}
 			key := [2]string{q.Queue, string(q.Class)}
 			sum := all[key]
 			q.Waiting, q.Flows, q.weights = q.Waiting+sum.Waiting, q.Flows+sum.Flows, q.weights+sum.weights
-			if q.Binds = cmp.Or(q.Binds, sum.Binds); sum.Asked.After(q.Asked) {
-				q.Asked = sum.Asked
+			q.Asked = time.UnixMicro(max(asked, sum.Asked.UnixMicro()))
+			if q.Binds = sum.Binds; since > 0 {
+				q.Binds = throttle.BySlots
 			}
 			names, all[key] = append(names, name), q
 		}

@@ -24,8 +24,8 @@ type Demand struct {
 	Count   int              // of requests, including the Joined
 	Joined  int              // of requests that stand in line already
 
-	// Hold is how long each holds a handler slot, and what Concurrency windows grant, from its start to its
-	// end. The default, 0, is unknown: neither is counted, and it ends when it starts.
+	// Hold is how long each holds a handler slot and what Concurrency windows grant, from its start to its end. The
+	// default, 0, is unknown: neither is counted, and it ends when it starts.
 	Hold time.Duration
 }
 
@@ -116,10 +116,8 @@ func (f Finish) with(others Finish) Finish {
 // Simulate returns two forecasts of when all that waits for a policy is done: by the policy in force, and by a
 // variant of it, such as with another limit or weight. Both begin with what windows of the same name, algorithm and
 // scope have counted. What operators have put in force holds in both, but in the variant `overrides` replace their
-// tenants' overrides; their Until is ignored. For what it leaves out see Plan.
-//
-// It reads all tenants that wait in pages, with what their windows have counted. An error may be a
-// *throttle.PolicyError of the variant, or a *throttle.RequestError of a ticket that joined by other scopes.
+// tenants' overrides; their Until is ignored. For what it leaves out see Plan. An error may be a *throttle.PolicyError
+// of the variant, or a *throttle.RequestError of a ticket that joined by other scopes.
 func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overrides ...throttle.TenantOverride) (
 	now, then Plan, err error) {
 	lines, err := i.lines(variant.Name)
@@ -128,21 +126,18 @@ func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overri
 		err = &throttle.PolicyError{Policy: variant.Name, Field: "shards", Value: variant.Shards,
 			Hint: "must be those of the policy in force: a simulation moves no tenant"}
 	}
-	if err != nil {
-		return now, then, err
-	}
 	snapshot, changed := &Snapshot{Limits: map[string]int64{}}, &Snapshot{Limits: map[string]int64{}}
-	for _, name := range lines {
-		b := &backlog{line: i.line(name)}
+	for n := 0; n < len(lines) && err == nil; n++ {
+		b := &backlog{line: i.line(lines[n]), values: map[string]string{}}
 		flows := b.all(ctx)
 		if err = snapshot.read(ctx, b, flows); err == nil {
-			err = changed.read(ctx, &backlog{line: other.line(name), values: b.values}, flows)
-		}
-		if err != nil {
-			return now, then, err
+			err = changed.read(ctx, &backlog{line: other.line(lines[n]), values: b.values}, flows)
 		}
 	}
-	if now, err = snapshot.Plan(ctx, PlanOptions{}); err == nil {
+	if err == nil {
+		now, err = snapshot.Plan(ctx, PlanOptions{})
+	}
+	if err == nil {
 		then, err = changed.Plan(ctx, PlanOptions{})
 	}
 	return now, then, err
@@ -173,7 +168,6 @@ type Snapshot struct {
 
 	backlogs []*backlog
 	slots    []Slots
-	total    int64 // tickets that can start
 	now      int64 // us since 1970
 	hold     int64 // us for which tickets that are no demand hold what they take; 0 if unknown
 }
@@ -197,9 +191,7 @@ type tickets struct {
 	costs  []int64 // of each, by simFlow.windows
 }
 
-// Snapshot reads the lines of demands. An error may be a *throttle.RequestError of a demand.
-//
-// It calls Redis for pages of what waits and has counted.
+// Snapshot reads the lines of demands, in pages, and what windows have counted. An error may be a *throttle.RequestError.
 func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slots) (*Snapshot, error) {
 	s := &Snapshot{Limits: map[string]int64{}, slots: slots, now: time.Now().UnixMicro()}
 	if len(slots) > 0 {
@@ -209,7 +201,6 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 	lines, standings := map[string]*backlog{}, map[string]*throttle.Standing{}
 	for _, d := range demands {
 		r := d.Request
-		r.Key = ""
 		if d.Count < 0 || d.Joined < 0 || d.Joined > d.Count || d.Hold < 0 {
 			return nil, &throttle.RequestError{Policy: r.Policy, Field: "demand",
 				Value: fmt.Sprintf("of %d, %d joined, hold %v", d.Count, d.Joined, d.Hold),
@@ -221,7 +212,7 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 		name := i.limiter.LineOf(r.Policy, r.Tenant)
 		b := lines[name]
 		if b == nil {
-			b = &backlog{line: i.line(name)}
+			b = &backlog{line: i.line(name), values: map[string]string{}}
 			lines[name], backlogs = b, append(backlogs, b)
 		}
 		key := fmt.Sprintf("%q %q %q %q %#v %#v", r.Ticket.Queue, r.Policy, r.Tenant, r.Class, r.Attributes, r.Cost)
@@ -250,13 +241,13 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 func (s *Snapshot) read(ctx context.Context, b *backlog, flows []*throttle.Standing) error {
 	standings := []*throttle.Standing{{Ask: true}} // the first one stands for all tenants together
 	for _, f := range flows {
-		standings = append(standings, &throttle.Standing{Flow: f.Flow, Costs: f.Costs, Tickets: f.Tickets})
+		standings = append(standings, &throttle.Standing{Flow: f.Flow, Costs: f.Costs, Waiting: f.Waiting})
+	}
+	if b.err == nil {
+		b.err = b.Stand(ctx, standings...)
 	}
 	if b.err != nil {
 		return b.err
-	}
-	if err := b.Stand(ctx, standings...); err != nil {
-		return err
 	}
 	s.backlogs, s.now = append(s.backlogs, b), standings[0].Decision.At.UnixMicro()
 	for _, w := range standings[0].Decision.Windows {
@@ -268,22 +259,22 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, flows []*throttle.Stand
 	}
 	var all []*tickets
 	for _, f := range standings[1:] {
-		t := &tickets{Standing: f, demand: len(b.tickets) == 0, left: f.Tickets - joined[f.Flow], hold: s.hold}
+		t := &tickets{Standing: f, demand: len(b.tickets) == 0, left: f.Waiting - joined[f.Flow], hold: s.hold}
 		if t.Tenant = f.Request.Tenant; t.left > 0 {
 			all = append(all, t)
 		}
 	}
 	all, b.tickets = append(all, b.tickets...), nil
-	last := map[string]*tickets{} // by flow
+	rank, last := int64(0), map[string]*tickets{} // by flow
 	for _, t := range all {
 		never := new(throttle.RequestError)
 		switch unknown := errors.As(t.Err, &never) && never.Window == ""; {
-		case t.Err != nil && !t.demand: // nobody waits for it
+		case t.Err != nil && !t.demand: // it never fits, or joined by other scopes
 			continue
 		case unknown:
 			return never
 		case t.Err == nil:
-			t.rank, s.total = s.total, s.total+t.left
+			t.rank, rank = rank, rank+t.left
 		}
 		t.Count, t.NeverFits = int(t.left), never.Window
 		if l := last[t.Flow]; l != nil && l.Standing == t.Standing && l.Tenant == t.Tenant && l.hold == t.hold {
@@ -298,9 +289,6 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, flows []*throttle.Stand
 
 // readValues reads the scopes of all tickets.
 func (b *backlog) readValues(ctx context.Context) {
-	if b.values == nil {
-		b.values = map[string]string{}
-	}
 	b.try(ctx, func(client redis.UniversalClient, prefix string) error {
 		pipe, read := client.Pipeline(), map[string]*redis.StringCmd{}
 		for _, t := range b.tickets {
@@ -313,11 +301,10 @@ func (b *backlog) readValues(ctx context.Context) {
 		}
 		_, err := pipe.Exec(ctx)
 		for key, value := range read {
-			b.values[key] = value.Val()
+			if b.values[key], err = value.Result(); err != nil && !errors.Is(err, redis.Nil) { // that counts nothing
+				return err
+			}
 		}
-		if errors.Is(err, redis.Nil) { // some scopes count nothing
-			return nil
-		}
-		return err
+		return nil
 	})
 }

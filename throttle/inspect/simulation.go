@@ -61,10 +61,8 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 
 // limit returns a window's limit to plan by. The options may set the least limit of a name: all change by as much.
 func (s *simulation) limit(window string, inForce int64) int64 {
-	if n := s.PlanOptions.Limits[window]; n > 0 {
-		return max(1, inForce+n-s.Snapshot.Limits[window])
-	}
-	return inForce
+	least := s.Snapshot.Limits[window]
+	return max(min(1, inForce), inForce+cmp.Or(s.PlanOptions.Limits[window], least)-least)
 }
 
 // Levels of windows. A ticket needs room at all of them.
@@ -140,7 +138,7 @@ type simFlow struct {
 
 	tickets []*tickets
 	key     float64          // until when it waits; on its side the tag by which it stands there
-	waited  map[string]int64 // us, by cause; while on its side, less simLine.waited as of its arrival: see wait, leave
+	waited  map[string]int64 // us, by cause; while on its side, less simLine.waited as of its arrival: see wait, startOne
 }
 
 // flow returns the flow of a standing.
@@ -150,10 +148,7 @@ func (l *simLine) flow(s *throttle.Standing) *simFlow {
 		queue, batch := s.Request.Ticket.Queue, s.Request.Class == throttle.ClassBatch
 		same := func(s *side) bool { return s.queue == queue && s.batch == batch }
 		if !slices.ContainsFunc(l.sides, same) {
-			share := s.Policy.BatchShare
-			if !batch {
-				share = 1 - share
-			}
+			share := map[bool]float64{true: s.Policy.BatchShare, false: 1 - s.Policy.BatchShare}[batch]
 			l.sides = append(l.sides, &side{batch: batch, queue: queue, share: share, tag: -1, tags: map[string]*float64{}})
 		}
 		f = &simFlow{line: l, side: l.sides[slices.IndexFunc(l.sides, same)], waited: map[string]int64{}}
@@ -180,18 +175,14 @@ func (l *simLine) window(s *throttle.Standing, i int) *window {
 	if w := l.windows[key]; w != nil {
 		return w
 	}
-	w := &window{level: sharedLevel, name: state.Name, unit: state.Unit, held: state.Algorithm.Leases()}
-	if len(state.Scope.Attributes) > 0 {
-		w.level = ownLevel
-	}
-	var period time.Duration
 	counted := algorithm.Counted{Now: l.sim.now, Hold: l.sim.hold}
 	found := script.Sections(l.values[key[0]])
-	w.Simulated, w.limit, period = s.Simulated(i, l.sim.limit(w.name, state.Limit), found, counted)
+	counter, limit, period := s.Simulated(i, l.sim.limit(state.Name, state.Limit), found, counted)
+	level := map[bool]int{true: sharedLevel, false: ownLevel}[len(state.Scope.Attributes) == 0]
+	w := &window{Simulated: counter, limit: limit, level: level, name: state.Name, unit: state.Unit, held: state.Algorithm.Leases()}
 	if period <= pacedPeriod {
-		w.each = float64(period.Microseconds()) / float64(w.limit)
+		w.each = float64(period.Microseconds()) / float64(limit)
 	}
-	// What the upstream has said: see internal/script/lua/upstream.lua.
 	json.Unmarshal([]byte(found["!p"]), w)
 	json.Unmarshal([]byte(found["!r"+state.Unit]), w)
 	l.windows[key] = w

@@ -89,8 +89,8 @@ type State struct {
 // several queues comes once for each. A page costs a few commands, and a call of a script for each 64 tenants, or
 // fewer if there are many windows. For a Query.Tenant it reads all if windows count by other attributes, too.
 //
-// Pages are in no order. A tenant that waits all the time comes at least once, and may come twice.
-// A removed policy has a state while somebody waits for it.
+// Pages are in no order. A tenant that waits all the time comes at least once, and may come twice. A removed policy has
+// a state while somebody waits for it.
 func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error) {
 	lines, err := i.lines(q.Policy)
 	if err != nil {
@@ -115,16 +115,15 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 		l.err = cmp.Or(l.err, other.err)
 	}
 	flows, cursor := l.find(ctx, q, cursor)
-	flows = append([]*throttle.Standing{{}}, flows...) // the first one is what all tenants share
-	states := l.states(ctx, flows)
+	states := l.states(ctx, append(flows, &throttle.Standing{})) // the last one is what all tenants share
 	if l.err != nil {
 		return s, l.err
 	}
-	s = PolicyState{State: states[0], Queues: []QueueState{}, Tenants: []State{}}
-	for i, t := range states[1:] {
-		weight := flows[1+i].LineWeight
-		weights := max(1, weight, queues[[2]string{t.Queue, string(t.Class)}].weights)
-		if t.Share = float64(weight) / float64(weights); q.Tenant == "" || t.Tenant == q.Tenant {
+	s = PolicyState{State: states[len(flows)], Queues: []QueueState{}, Tenants: []State{}}
+	for n, f := range flows {
+		t := states[n]
+		weights := max(1, f.LineWeight, queues[[2]string{t.Queue, string(t.Class)}].weights)
+		if t.Share = float64(f.LineWeight) / float64(weights); q.Tenant == "" || t.Tenant == q.Tenant {
 			s.Tenants = append(s.Tenants, t)
 		}
 	}
@@ -148,7 +147,7 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 }
 
 // find returns the flows of a page, and the next cursor, 0 at the end. Of a tenant that does not wait it returns one
-// without tickets.
+// without tickets, where windows count by the tenant alone.
 func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]*throttle.Standing, uint64) {
 	if q.Tenant == "" {
 		return l.page(ctx, cursor, min(cmp.Or(q.Limit, MaxLimit), MaxLimit))
@@ -162,9 +161,9 @@ func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]*throttle.St
 		}), 0
 	}
 	_, values, _ := strings.Cut(asked.Flow, "|")
-	var names []string
-	for _, queue := range l.queues(ctx, map[[2]string]QueueState{}) {
-		names = append(names, queue+"|"+values)
+	names := l.queues(ctx, map[[2]string]QueueState{})
+	for n := range names {
+		names[n] += "|" + values
 	}
 	flows := read(ctx, l, "f", readFlow, names...)
 	if len(flows) == 0 {
@@ -186,14 +185,14 @@ func (l *line) states(ctx context.Context, flows []*throttle.Standing) []State {
 		r, d, p := f.Request, f.Decision, f.Policy
 		s := State{
 			At: cmp.Or(d.At, time.Now()), Policy: p.Name, Tenant: r.Tenant, Attributes: r.Attributes, Removed: f.Removed,
-			Waiting: f.Tickets, Oldest: oldest[f.Flow], Cost: r.Cost, Windows: []throttle.WindowState{}, Pause: d.Pause,
+			Waiting: f.Waiting, Oldest: oldest[f.Flow], Cost: r.Cost, Windows: []throttle.WindowState{}, Pause: d.Pause,
 			Adapted: d.Adapted, Remaining: d.Remaining, Observes: p.Observe, Exempt: d.Exempt || f.Free && !p.Observe,
 			flow: f.Flow, tag: f.Tag,
 		}
 		if f.Flow != "" {
 			s.Weight = cmp.Or(float64(f.LineWeight)/1000, f.Weight)
 		}
-		if f.Tickets > 0 {
+		if f.Waiting > 0 {
 			s.Queue, s.Class = parseQueue(f.Flow)
 		}
 		if d.AlreadyQueued {

@@ -285,7 +285,7 @@ func (s *Scheduler) forecast(
 	if err != nil {
 		return all, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second) // for the whole search
+	ctx, cancel := context.WithTimeout(ctx, time.Minute) // for the whole search
 	defer cancel()
 	snapshot, err := inspect.Of(s.config.Client.Limiter).Snapshot(ctx, demands, slots...)
 	if err != nil {
@@ -330,16 +330,16 @@ func changes(ctx context.Context, snapshot *inspect.Snapshot, o inspect.PlanOpti
 	}
 	// Each limit in turn is lowered to the least that still helps.
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		limit := limits[name]
-		for o.Limits[name] = limit; late(); {
-			o.Limits[name] *= 2
+		least := limits[name]
+		for o.Limits[name] = least; late(); o.Limits[name] *= 2 {
+			least = o.Limits[name] + 1
 		}
-		o.Limits[name] = limit + int64(sort.Search(int(o.Limits[name]-limit), func(more int) bool {
-			o.Limits[name] = limit + int64(more)
+		o.Limits[name] = least + int64(sort.Search(int(o.Limits[name]-least), func(more int) bool {
+			o.Limits[name] = least + int64(more)
 			return !late()
 		}))
-		if o.Limits[name] > limit {
-			changes = append(changes, Change{name, limit, o.Limits[name]})
+		if o.Limits[name] > limits[name] {
+			changes = append(changes, Change{name, limits[name], o.Limits[name]})
 		}
 	}
 	return changes, err

@@ -126,8 +126,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		got = st.plan(inspect.PlanOptions{Open: opensAt(h), By: limitertest.At(h)}, demand("b", 50, ""))
 		expect.That(t, got.Expected == limitertest.At(h+4*s) && got.Late == 40 && got.Binds == "shared", "an hour later", got)
 		d.Count = 0
-		_, err := inspect.Of(st.l).Snapshot(t.Context(), []inspect.Demand{d})
-		expect.That(t, err != nil, "a demand of nothing is planned")
+		expect.That(t, expect.ErrOf(inspect.Of(st.l).Snapshot(t.Context(), []inspect.Demand{d})) != nil, "a demand of nothing is planned")
 		limitertest.SetPolicy(t, st.l, limitertest.SharedWindow(1_000_000, s))
 		anywhere := inspect.Demand{Count: 50, Request: throttle.Request{Policy: "p", Tenant: "b"}}
 		expect.Equal(t, st.plan(inspect.PlanOptions{Open: opensAt(2 * h)}, anywhere).Expected, limitertest.At(2*h), "that all fit, and may start after two hours")

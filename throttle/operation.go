@@ -26,8 +26,8 @@ type operation struct {
 	verb string   // by which it reserves: script.Reserve, Exempt or Observe
 }
 
-// newOperation prepares a request. A request without a Policy is about what all tenants share, or about a grant by
-// scopes that the policy had before: such a request may lack values of scopes. Errors are *RequestError.
+// newOperation prepares a request. A request without a Policy is about what all tenants share, or about a grant that
+// the policy made when it had other scopes: it may lack values of scopes. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	named := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.counting}
@@ -334,7 +334,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 // binds returns Decision.Binds of a denial, or of a taken ticket.
 func (o *operation) binds(a script.Answer, d Decision) string {
 	p, starts := d.Pause, d.At.Add(d.RetryIn)
-	// A pause by hand also binds if the wait goes on after it, for no longer than the pause: that delays longest.
+	// If the wait goes on after a pause by hand, what delays longer binds: the pause, or the rest.
 	paused := p != nil && (!starts.After(p.Until) || p.ByHand && starts.Sub(p.Until) <= p.Until.Sub(d.At))
 	switch {
 	case d.RetryIn <= 0:

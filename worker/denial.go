@@ -23,8 +23,8 @@ import (
 // requeues the task in place of that call. It finds the attempt by the task's Ref.
 //
 // This is safe because the hook lets such a call pass only if the task's handler has returned, or the task is revoked.
-// Otherwise it refuses the call, and asynq's recoverer finds the task. A later asynq might name a denied task in
-// other scripts: the hook requeues the task in place of those, too.
+// Otherwise it refuses the call, and asynq's recoverer finds the task. If a later asynq ends tasks by other scripts, the
+// hook requeues a denied task in place of those, too.
 //
 // If the task's time runs out while the limiter is asked, asynq at once fails it with the error of its context.
 // It calls the user's IsFailure and RetryDelayFunc, and sends a call that retries or archives the task. The hook
@@ -70,7 +70,7 @@ func (s *Server) restoreOptions(
 		mark = asynqredis.FrontMark
 	case !d.Queued: // undecided: it may stand in line all the same
 		mark = asynqredis.Mark(a.Message.JoinKey(), "")
-	default: // it has joined: a mark with a CALL says so
+	default: // it has joined: a mark with the name of a call says so
 		mark = asynqredis.Mark(a.Message.JoinKey(), s.tasks.NewCall())
 	}
 	return asynqredis.RestoreOptions{
@@ -81,8 +81,8 @@ func (s *Server) restoreOptions(
 // lineOf returns the name of the line in which a request waits.
 func (s *Server) lineOf(r throttle.Request) string { return s.limiter.LineOf(r.Policy, r.Tenant) }
 
-// noteUndecided logs that the limiter did not answer, or asynq's Redis, when asked which one it is (Database). It
-// returns the decision by which the task waits. The task may have joined the line all the same.
+// noteUndecided logs that the limiter did not answer, or that asynq's Redis did not tell its Database. It returns
+// the decision by which the task waits. The task may have joined the line all the same.
 func (s *Server) noteUndecided(r throttle.Request, cause error) throttle.Decision {
 	s.limiterLog.Failed(cause, "policy", r.Policy, "fails_open", false)
 	d := undecidedDecision(r)

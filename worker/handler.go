@@ -43,7 +43,7 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	return err
 }
 
-// end releases, in the background, the slots that a handler held until it returned: the task's time may run out.
+// end releases the slots that a handler held until it returned: in the background, as the task's time may run out.
 func (s *Server) end(a *attempt, j *Job) {
 	j.mu.Lock()
 	j.ended = true

@@ -57,7 +57,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 	}()
 
-	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // true: also by removed policies
+	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // such a task may have a removed policy
 	switch {
 	case !ok && s.isLate(a):
 		return archivedError{tooLate(throttle.Request{Deadline: a.Message.Deadline()}, a.begun)}
@@ -84,7 +84,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	if err == nil { // after an error it is not known whether the verdict's grant was replaced
 		unused = d
 	}
-	if d.FailedOpen != nil && a.Verdict != nil { // what the verdict granted stays counted, but for its leases
+	if d.FailedOpen != nil && a.Verdict != nil { // what the verdict granted stays counted, except its leases
 		s.dispatch.RetryInBackground(a.Verdict.Decision.Reservation.Release)
 	}
 	var late *throttle.DeniedError
@@ -186,7 +186,7 @@ func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
 	s.limiter.Config().Observer(start)
 }
 
-// runUncounted runs a task that no policy can count, or returns the error if the task fails. It logs the
+// runUncounted runs a task that no policy can count, or returns the error if such tasks are to fail. It logs the
 // first task of each type, except a report of a batch, which needs no policy.
 func (s *Server) runUncounted(ctx context.Context, a *attempt, fails bool, err error) error {
 	a.outcome.Store(nil)

@@ -236,8 +236,8 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 	return s, nil
 }
 
-// read adds a line with the flows that wait there, as demands if it has no others. What is taken while it reads counts
-// twice. A backlog with values was read before, and stands as it did then.
+// read adds a line: what waits there, and then the demands that b has. If it has none, all that waits is a demand. What
+// is taken meanwhile counts twice. Values that b has are not read again.
 func (s *Snapshot) read(ctx context.Context, b *backlog, flows []*throttle.Standing) error {
 	standings := []*throttle.Standing{{Ask: true}} // the first one stands for all tenants together
 	for _, f := range flows {
@@ -299,10 +299,10 @@ func (b *backlog) readValues(ctx context.Context) {
 				}
 			}
 		}
-		_, err := pipe.Exec(ctx)
+		_, _ = pipe.Exec(ctx) // each value has its error: Nil of a scope that counts nothing
 		for key, value := range read {
-			if b.values[key], err = value.Result(); err != nil && !errors.Is(err, redis.Nil) { // that counts nothing
-				return err
+			if b.values[key] = value.Val(); value.Err() != nil && !errors.Is(value.Err(), redis.Nil) {
+				return value.Err()
 			}
 		}
 		return nil

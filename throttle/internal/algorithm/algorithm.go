@@ -30,14 +30,14 @@ type Algorithm struct {
 	// File is the Lua side, in throttle/internal/script/lua, without ".lua".
 	File string
 
-	// ForgetsExcess is whether units above the limit delay nothing once they expire. An observing policy counts by
-	// GCRA in place of such an algorithm.
+	// ForgetsExcess is whether units above the limit, as a policy that observes grants them, delay nothing once they
+	// expire. Such a policy counts by GCRA instead, which shows for how long the limit would have delayed them.
 	ForgetsExcess bool
 
 	// Kind is the letter of File in Lua and in stored state. Algorithms with one File have one Kind.
 	Kind string
 
-	// Lately returns the length of the span, up to now, in which a window granted what it counts:
+	// Lately returns for how long until now a window has granted the units that it counts, such as since its last reset:
 	// WindowState.PerSecond divides by it. Left is the time until it counts nothing.
 	Lately func(period, left time.Duration) time.Duration
 

@@ -19,7 +19,7 @@ const (
 		"line_eta line_join line_take"
 )
 
-// script returns the script of all policies with the same algorithms: any more would cost time at every call.
+// script returns the script of all policies with the same algorithms. Those of others would cost time at every call.
 func (r *Runner) script(p *Policy, body string) *redis.Script {
 	name := body + " " + strings.Join(p.Algorithms, " ")
 	made, known := r.made.Load(name)

@@ -23,7 +23,7 @@ const (
 	Resume    = "resume"    // ends a pause, and the adapted rates
 	Remaining = "remaining" // notes the units that the upstream has left
 	Refresh   = "refresh"   // writes a flow's weight and own parameters as they are now
-	Expect    = "expect"    // answers when a ticket, or the last of a flow, may start, else when costs fit
+	Expect    = "expect"    // answers when the ticket, without one the flow's last, or without both the costs, may start
 )
 
 // A Request is one request of a call. Times and durations are microseconds. Fields that calls carry as JSON have
@@ -31,7 +31,7 @@ const (
 type Request struct {
 	Op       string   `json:"-"`
 	ID       string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
-	At       int64    `json:"at,omitempty"`       // when the reservation was granted; for Reserve: when Replaces was
+	At       int64    `json:"at,omitempty"`       // when the reservation was granted; for Reserve: that of Replaces
 	Replaces string   `json:"replaces,omitempty"` // for Reserve: the ID of a grant to give back first, once. Others that wait go after this request
 	Hold     int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
 	Settings Settings `json:"settings,omitzero"`

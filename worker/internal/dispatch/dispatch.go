@@ -40,7 +40,7 @@ type Config struct {
 }
 
 // A Verdict is the decision about a task before it has a slot: its ticket was taken, or it reserved. If Queued, it has
-// joined the line. If neither Granted nor Queued, its ticket was taken uncharged: it is undecided, unless it NeverFits.
+// joined the line. If neither Granted nor Queued, its ticket was taken uncharged: it reserves, unless it NeverFits.
 type Verdict struct {
 	throttle.TakenTicket           // or what Reserve has decided, in the same form
 	DecidedAt            time.Time // by this machine's clock; a grant was charged then or later
@@ -87,7 +87,7 @@ type Dispatcher struct {
 
 	mu       sync.Mutex
 	buffer   buffer
-	joinNext time.Time // when to look again at the next task that could not join
+	joinNext time.Time // when the next of the tasks that could not join tries again
 	news     []func()  // changes of serve's views, which it makes in its next round
 	waiting  bool      // Next waits for a task, and none is ready
 }

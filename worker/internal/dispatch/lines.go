@@ -81,8 +81,8 @@ func (d *Dispatcher) dueAt(l *line) time.Time {
 }
 
 // before reports whether a line's turn comes before another's of its set. Each line is fair between its tenants.
-// Here lines share this server's slots: each tenant of each line has an even share, or one by the tenant's weight if
-// the policy has shards (start-time fair queueing, Goyal et al., 1996).
+// Here lines share this server's slots: each tenant of each line has an even share; tenants of a policy with shards,
+// which no line compares, have shares by weight (start-time fair queueing, Goyal et al., 1996).
 func (l *line) before(other *line) bool {
 	tag, asked := cmp.Compare(l.startTag(), other.startTag()), l.redisTime.Compare(other.redisTime)
 	return cmp.Or(tag, asked, strings.Compare(l.name, other.name)) < 0
@@ -153,7 +153,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.noteServed(taken.Tickets)
 	l.appointment, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// A take sent at the appointment finds that the ticket fits, even if it arrives transitMost faster than this one.
+		// The next take may reach Redis faster than this one did. So it is sent later by as much, transitMost at most.
 		l.appointment = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.appointment
 	}
@@ -204,7 +204,7 @@ func (d *Dispatcher) setOf(queue string) *queueSet {
 			return set
 		}
 	}
-	return d.sets[0] // no set has it: asynq goes by the queue in a task's message, which another queue may have held
+	return d.sets[0] // no set has it: asynq ends a task by the queue in its message, which may be an earlier one
 }
 
 func latest(times ...time.Time) time.Time   { return slices.MaxFunc(times, time.Time.Compare) }

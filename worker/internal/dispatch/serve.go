@@ -71,7 +71,7 @@ func (d *Dispatcher) noteStart(ctx context.Context, task Task) bool {
 }
 
 // serve makes tasks ready while Next waits, or is about to. Only serve reads and changes the views of lines: others
-// tell it news. When the dispatcher stops, it puts back what is ready, and others keep its appointments.
+// tell it news. When the dispatcher stops, it puts back what is ready, and has other servers keep its appointments.
 func (d *Dispatcher) serve() {
 	defer close(d.emptied)
 	for !d.isStopped() {
@@ -96,7 +96,7 @@ func (d *Dispatcher) serve() {
 	}
 }
 
-// wait waits until a time, or for news. Meanwhile this server hears nudges, unless idle is nil.
+// wait waits until a time, or for news. Meanwhile hear listens for nudges: it receives from idle, unless that is nil.
 func (d *Dispatcher) wait(until time.Time, idle chan<- struct{}) {
 	for {
 		select {

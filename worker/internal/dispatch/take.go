@@ -40,7 +40,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: the nudge is passed on if no slot is left
 	verdicts := map[string][]*Verdict{}            // by queue
 	for i, t := range taken.Tickets {
-		decidedAt := sent.Add(-max(0, taken.At.Sub(t.Decision.At))) // if the take is repeated: when it was sent first
+		decidedAt := sent.Add(-max(0, taken.At.Sub(t.Decision.At))) // when it was sent; if it is a repeat, the first time
 		verdict := &Verdict{TakenTicket: t, DecidedAt: decidedAt, FromLine: true, Line: l.name}
 		if i == 0 {
 			verdict.Due = latest(appointment, sent.Add(-t.Waited))
@@ -101,7 +101,7 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 					ID: verdict.ID, JoinKey: verdict.Key, At: time.Now(), Line: l.name, Mark: asynqredis.FrontMark,
 				})
 			}
-		default: // gone, or not scheduled: a pending task reserves when dequeued, an active one joins again if denied
+		default: // the task is gone, or pending (it reserves when dequeued), or active (it joins again if denied)
 			gone = append(gone, verdict.TakenTicket)
 		}
 	}
@@ -161,8 +161,8 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 
 // reserve asks the limiter about the undecided tasks of a dequeue or pick: by one Line.Reserve for each line, in the
 // tasks' order. So no slot waits for it, and a task that is denied has joined its line. The middleware decides
-// about tasks that get no decision here. A task whose ticket was taken reserves, too, if that was not charged
-// (unless it never fits), or if its tenant is in another shard by now.
+// about tasks that get no decision here. A task whose ticket was taken reserves, too, if its tenant is in another
+// shard by now, or if the take charged nothing, unless the task never fits.
 func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 	database, err := d.Tasks.Database(d.ctx)
 	if err != nil {

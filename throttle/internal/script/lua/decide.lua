@@ -57,7 +57,7 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
-    local replaces = r.at > 0 -- the grant made at r.at: its task had its turn, and no line denies it
+    local replaces = r.at > 0 -- the grant made at r.at. As its task has had its turn, only windows may deny it
     if replaces then made_once(extras, call).replace(r, list, now) end
     local line = call.line
     local joined = r.ticket and line and line.flow_name(r.ticket)
@@ -141,7 +141,7 @@ for from = first, #argv, stride do
     out[m + 1], out[m + 2], out[m + 3] = status, decided, text
     m = m + 3
     if needs_windows then
-      for i = 1, nwindows do -- one by one, as a list costs more if it grows in another order
+      for i = 1, nwindows do -- in the order of out, as a list that is filled in another order costs more
         local algorithm, st = all[i].algorithm, list[scope_of[i]].states[i]
         out[m + 1], out[m + 2] = st.used, algorithm.resets_at(st, now)
         m = m + 2

@@ -1,6 +1,6 @@
 -- fixed.lua: no span between two resets ever holds more than `limit` units. Source: the fixed window counter. Without
 -- a calendar it resets at multiples of a period since 1970. The caller computes the ticks of a calendar
--- (calendar.go). A call uses the newest in effect by the clock of Redis. It fails without it, or without two later ones.
+-- (calendar.go). A call uses the newest tick in effect by the clock of Redis, and needs two later ones, or fails.
 --
 --   parameters  p1 limit (units), p2 margin (us), p3 period (us; of a calendar a number that tells it
 --               from others), p4 ticks (of a calendar: seconds since 1970 by commas, ascending)
@@ -15,8 +15,8 @@
 
 do
 
--- calendar_resets returns three values: a list of the newest tick in effect and all later ones, or nothing without the
--- former or two of the latter; the last tick; and the least time between two ticks.
+-- calendar_resets returns three values: a list of the newest tick in effect and all later ones, or nothing if either
+-- that one or two later ones are missing; the last tick; and the least time between two ticks.
 local function calendar_resets(ticks, margin, now)
   local resets, last, gap = {false}, -MOST, MOST
   for seconds in gmatch(ticks, '%d+') do
@@ -52,8 +52,8 @@ algorithms['f'] = {
   fits_at = function(st, now, cost, ahead, each)
     local limit, resets, room, i, last = st.limit, st.resets, st.limit - st.used, 2, #st.resets
     if ahead + cost <= room then return now end
-    if ahead < each then each = 1 end -- else whole tickets only
-    local first = min(ahead, max(0, room - room % each)) -- they go now, and within the margin count twice
+    if ahead < each then each = 1 end -- else a reset's room is used by whole tickets only
+    local first = min(ahead, max(0, room - room % each)) -- units that go now; within the margin they count twice
     ahead, room = ahead - first, limit - st.late - (now >= resets[2] - st.margin and first or 0)
     if ahead + cost > room then
       ahead = max(0, ahead - max(0, room - room % each))

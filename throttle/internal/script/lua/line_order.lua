@@ -5,9 +5,9 @@
 -- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later if live ones wait.
 --
 -- Of a take's sides, the one with the least tag at ROOT is served; while that waits for a window, no other is. A take
--- also leaves room for a side of another server that goes first: until LATE after its ticket fits, if that is later
--- than now and no window has leases; else within LATE of its appointment. Then the side's turn lapses.
--- A batch that live tickets delay catches up at narrower scopes.
+-- also leaves room for a side of another server that goes first. If its ticket does not fit yet, and no window has
+-- leases, that ends LATE after the ticket fits; else LATE after its appointment. Then the side's turn lapses.
+-- If live tickets delay a batch at a scope, it catches up at narrower ones: see note_grant_at.
 --
 -- Key, after the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
@@ -120,7 +120,7 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- begin sets the tags of entries: the kept ones, at least V. Where live tickets begin to wait, batches go later.
+  -- begin sets the tags of entries to the kept ones, but at least V. Batches lose theirs where live tickets are new.
   local function begin(standings)
     local list, tags, v = standings.list, standings.tags, standings.v
     for name in pairs(tags) do
@@ -257,8 +257,8 @@ local function new_order(L, names, strict)
     return best, first and first.weight or 1
   end
 
-  -- note_grant_at counts a grant at a scope. delay: the longest period of broader scopes where live tickets delayed
-  -- this batch, else 0. It returns the delay for narrower scopes.
+  -- note_grant_at counts a grant at a scope. `delay` is the longest period (us) of the broader scopes at which live
+  -- tickets delayed this batch, 0 for none. It returns that of this scope and the broader ones.
   local function note_grant_at(flow, scope, costs, delay)
     local standings, entry = standings_of(flow, scope)
     if not standings then return delay end

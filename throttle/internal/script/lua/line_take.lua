@@ -30,8 +30,8 @@ local function new_take(L)
       end
     end
     node.list, list.whole = list, #ids < n
-    list.more = #ids == n or several and ids[1] -- others may wait here, or come here, once these are gone
-    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- extra flows
+    list.more = #ids == n or several and ids[1] -- others may wait here; a tenant's next flow comes when its first goes
+    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- some have several
     scopes.read(call, suffixes)
     places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
   end
@@ -187,9 +187,9 @@ local function new_take(L)
     end
   end
 
-  -- look_at_changes makes all nodes due after limits have changed, as they may let in more: of each queue some in
-  -- each take, until its `rescan` is "-". A scan begins if the clock was set back, or if the last one has ended
-  -- and began CHANGES us ago. Sooner, a take with new limits only writes "-" to the key l: a later one scans.
+  -- look_at_changes makes all nodes due after limits have changed, as they may let in more: some of each queue in
+  -- each take, until the queue's `rescan` is "-". A scan begins if the clock was set back, or if the last one has ended
+  -- and began CHANGES us ago. A take with new limits that comes sooner only notes that a later one is to scan.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')
@@ -240,7 +240,7 @@ local function new_take(L)
         local head = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
         local due = head and head + 0 or now + appointments.LATEST
         if q.rescan ~= '-' then due = min(due, now + appointments.SPACING) end -- see look_at_changes
-        local only = q.first == appointment and q.last == appointment -- of this process, which gets another one
+        local only = q.first == appointment and q.last == appointment -- this process's, which gets another one
         if only and due > now then q.first, q.last = 0, 0 end
         if not first or due < time then first, time = q, due end
       end

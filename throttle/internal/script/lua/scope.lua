@@ -5,22 +5,22 @@
 --
 -- `last` is the Redis time of the newest change: time never runs backwards from it. Sections that are not windows of
 -- this policy are kept in scope.sections, by head, until they expire. Heads that begin with "!" are upstream.lua's.
--- The others are windows that only an older or a newer policy has: their counts stay. If periods differ, the caller's
--- holds: what a call by a shorter one has dropped stays lost.
+-- The others are windows that only an older or a newer policy has: their counts stay. If a window's period has changed,
+-- that of the call's policy counts. What a call with a shorter period has dropped stays lost.
 --
 -- algorithms[kind], each in a file of its own, is a table of
 --   load(p1, p2, p3, p4, now, data, from, to) -> st, clock_off
 --                                  the state at `now`, from the parameters and the payload, if there
---                                  is one: data[from .. to]; nil if that is malformed. clock_off: if
---                                  `now` is not among the ticks that were sent, and st is a guess
+--                                  is one: data[from .. to]; nil if that is malformed. clock_off: st is a
+--                                  guess, as the ticks of a calendar that were sent do not enclose `now`
 --                                  st.limit: the most units that ever fit; st.used: the units that
 --                                  count; if it has a rate: st.period, the us in which it grants
---                                  st.limit units, and st.stated, if the policy's period is another
+--                                  st.limit units, and st.stated, if the policy's period differs
 --                                  (load_window adds st.every, the us of a unit); st.resets, st.margin
 --                                  as in fixed.lua; st.lease, st.hold, release as in concurrency.lua
 --   fits_at(st, now, cost, ahead, each) -> time >= now
 --                                  the earliest time (for leases an upper bound of it) from which on `cost`
---                                  fits if `ahead` units go first, in tickets of `each` (1: any)
+--                                  fits if `ahead` units go first, in tickets of `each` units (1 if unknown)
 --   charge(st, now, cost, hold, id) counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id)
 --                                  gives back units that were taken at `at` and still count
@@ -195,7 +195,7 @@ scopes = {
   read = read,
   reload = reload,
 
-  -- later returns copies of scopes as of a later time, if nothing is granted or renewed. st.before: their leases of now.
+  -- later returns copies of scopes as they will be at a time, if no grant or renewal comes. st.before: leases of now.
   later = function(list, time)
     local copies = {}
     for s = 1, #list do

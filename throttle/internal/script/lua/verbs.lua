@@ -7,8 +7,8 @@
 --               added, added_at       the units that corrections added, less those given back, and the time
 --                                     of the first such correction
 --
--- Added units are given back as if all had been added at the time of the first correction. So units of a later
--- correction may count until they expire, but units of other reservations are never given back.
+-- Added units are given back as if all had been added at the first correction, so that no units of other reservations
+-- are given back. Where those of that time count no more, units of later corrections count until they expire.
 --
 -- new_verbs(call) returns all verbs by name; verb(op) returns one. replace gives back the grant that a reserve replaces.
 
@@ -33,7 +33,7 @@ local function new_verbs(call)
     if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
       return denied(r, list, now, fits, time)
     end
-    return 1, now, now -- an answer with a time also has the upstream's state
+    return 1, now, now -- the time is for decide.lua: it then also answers the upstream's state
   end
 
   function verbs.leave(r, list, now)

@@ -1,6 +1,6 @@
 -- windows.lua: reads the policy from ARGV, and computes when costs fit its windows.
 --
--- KEYS  1 the count of the line, PREFIXsluice:{LINE}:q (keys.go). The line's keys all begin with P. Others are unused
+-- KEYS  1 the count of the line, PREFIXsluice:{LINE}:q (keys.go). The line's keys begin with P. Other KEYS are unused
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
 --       2 process: 16 hex digits   3 seq: of this process's call, the same only when it is repeated
 --       4 the policy, as JSON: Policy.text in script.go

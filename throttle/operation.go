@@ -165,19 +165,6 @@ func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (Request,
 	if batch {
 		r.Class = ClassBatch
 	}
-	if len(values) != len(cp.flowBy) {
-		return r, false
-	}
-	for i, a := range cp.flowBy {
-		if a == TenantAttribute {
-			r.Tenant = values[i]
-			continue
-		}
-		if r.Attributes == nil {
-			r.Attributes = map[string]string{}
-		}
-		r.Attributes[a] = values[i]
-	}
 	for part := range strings.SplitSeq(costs, ",") {
 		unit, n, ok := strings.Cut(part, "=")
 		if !ok {
@@ -192,6 +179,19 @@ func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (Request,
 			cost = (cost + tickets/2) / max(1, tickets)
 		}
 		r.Cost[unit] = cost
+	}
+	if len(values) != len(cp.flowBy) {
+		return r, false
+	}
+	for i, a := range cp.flowBy {
+		if a == TenantAttribute {
+			r.Tenant = values[i]
+			continue
+		}
+		if r.Attributes == nil {
+			r.Attributes = map[string]string{}
+		}
+		r.Attributes[a] = values[i]
 	}
 	return r, mark == cp.flowMark
 }

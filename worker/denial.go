@@ -110,11 +110,8 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	o := cmp.Or(a.outcome.Load(), &outcome{})
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
-	var message asynqredis.Message
-	if fails {
-		message, _ = call.Args[1].([]byte)
-	}
-	if message.LastError() == asynq.ErrLeaseExpired.Error() { // asynq's recoverer has found the task: its server died
+	// Only asynq's recoverer ends tasks without a deadline: it has found one whose server died.
+	if _, ends := ctx.Deadline(); fails && !ends {
 		if back, err := s.tasks.Recover(ctx, call.Ref); back || err != nil {
 			return reply(cmd, "OK", err)
 		}
@@ -139,7 +136,8 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 		return reply(cmd, nil, fmt.Errorf("worker: task %s has not ended here: it stays", call.ID))
 	default:
 		if fails && s.isLate(a) { // undo the later deadline of hook.dequeue
-			call.Args[1] = []byte(message.WithDeadline(a.Message.Deadline()))
+			message, _ := call.Args[1].([]byte)
+			call.Args[1] = []byte(asynqredis.Message(message).WithDeadline(a.Message.Deadline()))
 		}
 		a.releaseSlot()
 		err = s.conclude(ctx, next, cmd, a)

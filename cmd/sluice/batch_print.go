@@ -42,14 +42,14 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 	})
 }
 
-// print prints the status of a firing. It fails if the firing was stopped or refused, or some of its tasks failed, were
-// rejected or cancelled, unless the verb's state is reached.
+// print prints the status of a firing. It fails if the firing was stopped, refused or cancelled, or some of its tasks
+// failed or were rejected, unless the verb's state is reached.
 func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s batch.Status, verb batchVerb) error {
 	tenants, err := scheduler.Tenants(ctx, batch.Firing{Batch: s.Batch, Tick: s.Tick})
 	if err != nil {
 		return err
 	}
-	failed := s.Failed+s.Rejected+s.Cancelled > 0 || s.State == batch.StateStopped || s.State == batch.StateRefused
+	failed := s.Failed+s.Rejected > 0 || s.State == batch.StateStopped || s.State == batch.StateRefused || s.State == batch.StateCancelled
 	return c.showEnd(failed && s.State != verb.reached, struct {
 		batch.Status
 		Tenants []batch.TenantStatus `json:"tenants"`

@@ -43,6 +43,17 @@ func rules(t *testing.T) []rulefmt.Rule {
 	return groups.Groups[0].Rules
 }
 
+// got returns the value of a call, and ends the test if the call failed.
+func got[V any](v V, err error) func(*testing.T) V {
+	return func(t *testing.T) V {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
 // A scrape is what one process answered, or nothing if it did not.
 type scrape struct {
 	at       time.Time
@@ -55,16 +66,9 @@ type recording []scrape
 
 func load(t *testing.T, path string) (r recording) {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := got(os.Open(path))(t)
 	defer f.Close()
-	zipped, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for lines := bufio.NewScanner(zipped); lines.Scan(); {
+	for lines := bufio.NewScanner(got(gzip.NewReader(f))(t)); lines.Scan(); {
 		line := lines.Text()
 		if head, ok := strings.CutPrefix(line, "> "); ok {
 			at, instance, _ := strings.Cut(head, " ")
@@ -73,11 +77,7 @@ func load(t *testing.T, path string) (r recording) {
 			continue
 		}
 		i := strings.LastIndex(line, " ")
-		v, err := strconv.ParseFloat(line[i+1:], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r[len(r)-1].series[line[:i]] = v
+		r[len(r)-1].series[line[:i]] = got(strconv.ParseFloat(line[i+1:], 64))(t)
 	}
 	return r
 }
@@ -130,11 +130,7 @@ func (r recording) store(t *testing.T) store {
 		add := func(name string, v float64) {
 			key := name + " " + s.instance
 			if all[key] == nil {
-				of, err := language.ParseMetric(name)
-				if err != nil {
-					t.Fatal(err)
-				}
-				b := labels.NewBuilder(of)
+				b := labels.NewBuilder(got(language.ParseMetric(name))(t))
 				b.Set("instance", s.instance)
 				b.Set("job", "workers")
 				all[key] = &stored{labels: b.Labels()}
@@ -224,14 +220,7 @@ var engine = sync.OnceValue(func() *promql.Engine {
 // query evaluates an expression at a time.
 func query(t *testing.T, data store, expr string, at time.Time) promql.Vector {
 	t.Helper()
-	q, err := engine().NewInstantQuery(context.Background(), data, nil, expr, at)
-	if err != nil {
-		t.Fatal(expr, err)
-	}
+	q := got(engine().NewInstantQuery(context.Background(), data, nil, expr, at))(t)
 	defer q.Close()
-	v, err := q.Exec(context.Background()).Vector()
-	if err != nil {
-		t.Fatal(expr, err)
-	}
-	return slices.Clone(v)
+	return slices.Clone(got(q.Exec(context.Background()).Vector())(t))
 }

@@ -299,12 +299,13 @@ func (b *backlog) readValues(ctx context.Context) {
 				}
 			}
 		}
-		_, _ = pipe.Exec(ctx) // each value has its error: Nil of a scope that counts nothing
+		_, err := pipe.Exec(ctx)
 		for key, value := range read {
-			if b.values[key] = value.Val(); value.Err() != nil && !errors.Is(value.Err(), redis.Nil) {
-				return value.Err()
-			}
+			b.values[key] = value.Val()
 		}
-		return nil
+		if errors.Is(err, redis.Nil) { // some scopes count nothing
+			return nil
+		}
+		return err
 	})
 }

@@ -61,8 +61,7 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 
 // limit returns a window's limit to plan by. The options may set the least limit of a name: all change by as much.
 func (s *simulation) limit(window string, inForce int64) int64 {
-	least := s.Snapshot.Limits[window]
-	return max(min(1, inForce), inForce+cmp.Or(s.PlanOptions.Limits[window], least)-least)
+	return inForce + cmp.Or(s.PlanOptions.Limits[window], s.Snapshot.Limits[window]) - s.Snapshot.Limits[window]
 }
 
 // Levels of windows. A ticket needs room at all of them.

@@ -50,8 +50,11 @@ func TestPausesReachEveryTicket(t *testing.T) {
 			steps := map[bool][2]throttle.Interventions{true: {paused, none}, false: {none, paused}}[ends]
 			st.joins("x1", "x2", "x3")
 			st.take(1)
-			time.Sleep(100 * ms) // a server refreshes all tickets when it starts
-			st.take(1)
+			for range 2 { // a server refreshes all tickets when it starts, and two seconds later
+				time.Sleep(2100 * ms)
+				st.take(1)
+			}
+			time.Sleep(100 * ms)
 			client.SetInterventions(steps[0])
 			st.l.SetInterventions(steps[0])
 			time.Sleep(100 * ms)

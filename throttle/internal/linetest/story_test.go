@@ -220,9 +220,8 @@ func (st *story) take(most int) []throttle.TakenTicket {
 // takes takes all that fit, and fails unless they are exactly these, in this order.
 func (st *story) takes(tickets ...string) *story {
 	st.Helper()
-	if got := ids(st.take(throttle.MaxTake)); !slices.Equal(got, tickets) {
-		st.Fatalf("at %v took %q, want %q", st.now(), got, tickets)
-	}
+	got := ids(st.take(throttle.MaxTake))
+	expect.Require(st, slices.Equal(got, tickets), "at", st.now(), "took", got, "want", tickets)
 	return st
 }
 
@@ -295,9 +294,8 @@ func (st *story) inShares(got map[string]int64, weights map[string]float64, cost
 	st.Helper()
 	for one, w := range weights {
 		for other, v := range weights { // multiplied by both weights, which have exact products
-			if ahead := float64(got[one])*v - float64(got[other])*w; ahead > float64(cost)*(v+w) {
-				st.Fatalf("%s got %d units and %s %d, by the weights %v", one, got[one], other, got[other], weights)
-			}
+			ahead := float64(got[one])*v - float64(got[other])*w
+			expect.Require(st, ahead <= float64(cost)*(v+w), one, "got", got[one], "units and", other, got[other], "by", weights)
 		}
 	}
 }

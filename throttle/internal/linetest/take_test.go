@@ -233,8 +233,7 @@ func TestTicketsOfALine(t *testing.T) {
 		return nil
 	}))
 	expect.Equal(t, len(listed), len(waiting))
-	n, err := line.Len(t.Context())
-	expect.That(t, err == nil && n == int64(len(waiting)), n, "are counted", err, "want", len(waiting))
+	expect.Equal(t, expect.Got(line.Len(t.Context()))(t), int64(len(waiting)), "are counted")
 	enough := errors.New("enough")
 	expect.Equal(t, line.Tickets(t.Context(), "", func([]throttle.Ticket) error { return enough }), enough)
 	expect.Err(t, l.Line("other").Tickets(t.Context(), "", nil), throttle.ErrUnknownPolicy)
@@ -246,10 +245,7 @@ func TestTicketsOfALine(t *testing.T) {
 	bob := throttle.Request{Tenant: "acme", Attributes: map[string]string{"user": "bob"}, Ticket: limitertest.Ticket("b")}
 	expect.Must(t, expect.ErrOf(line.Join(t.Context(), []throttle.Request{bob})))
 	expect.Must(t, l.SetPolicies(by("region", "tenant")))
-	expect.Must(t, line.Tickets(t.Context(), "bob", func(page []throttle.Ticket) error {
-		expect.Equal(t, page, nil)
-		return nil
-	}))
+	expect.Must(t, line.Tickets(t.Context(), "bob", func(page []throttle.Ticket) error { expect.Equal(t, page, nil); return nil }))
 }
 
 // Only the line that a ticket was taken from has its place and its units.

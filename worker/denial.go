@@ -110,7 +110,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	o := cmp.Or(a.outcome.Load(), &outcome{})
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
-	// Only asynq's recoverer ends tasks without a deadline: it has found one whose server died.
+	// Only calls of asynq's recoverer have no deadline: it has found a task whose server died.
 	if _, ends := ctx.Deadline(); fails && !ends {
 		if back, err := s.tasks.Recover(ctx, call.Ref); back || err != nil {
 			return reply(cmd, "OK", err)

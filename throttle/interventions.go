@@ -78,7 +78,7 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	maps.Copy(changed, l.interventions.Swap(now).inForce)
 	for cp := range l.policies.Load().live {
 		for t := range changed {
-			// Tickets in line carry settings of their tenants. Those that this process does not serve others refresh.
+			// Tickets in line carry settings of their tenants. Others refresh the lines that they serve.
 			if t.policy == cp.Name && t.tenant != "" && cp.serves.Load() {
 				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano())      // until then clients may join by older settings
 				go func() { _ = l.refresh(context.Background(), cp, changed) }() // else a take does it then

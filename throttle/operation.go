@@ -122,7 +122,7 @@ func (cp *compiledPolicy) unitsHint() string {
 	return "no window counts this unit, but " + strings.Join(cp.units, ", ")
 }
 
-// tenantSettings returns the tenant's own settings, also those that equal the policy's now: that may change.
+// tenantSettings returns the tenant's own settings, also where they equal the policy's, as the policy may change.
 func (o *operation) tenantSettings() script.Settings {
 	s := script.Settings{Free: o.free, Paused: max(0, o.tenant.pausedUntil)}
 	if len(o.tenant.Windows) == 0 {

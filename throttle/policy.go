@@ -44,12 +44,12 @@ type Policy struct {
 	// task waits in line, and starts when its whole cost fits.
 	EarliestReset bool
 
-	// FailOpen has Reserve and Wait grant while Redis does not answer, unless operators pause the tenant, and report it
+	// FailOpen lets Reserve and Wait grant while Redis does not answer, unless operators pause the tenant, and report it
 	// in Decision.FailedOpen. By default they return ErrUnavailable, or their context's error if that ends first. If
 	// Redis hangs they wait 5 seconds, or longer by the client's ReadTimeout, and as long again for a call under way.
 	FailOpen bool
 
-	// KeepRate has windows grant as much as ever after a pause by the upstream. By default grants are spread evenly
+	// KeepRate lets windows grant as much as ever after a pause by the upstream. By default grants are spread evenly
 	// over the period, until no call was refused for as long as 600 calls take: at least a minute, at most an hour.
 	// Later refusals lower the rate by an eighth, at most once in half a period or 30 s, the shorter, down to a 64th
 	// of the limit. It then grows again. All workers adapt so, in the counts that UpstreamShared selects, by windows

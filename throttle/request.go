@@ -12,7 +12,7 @@ type Request struct {
 	// Those in a scope of the policy are required: 1 to MaxValueBytes bytes. Others are ignored.
 	Attributes map[string]string
 
-	// Backlog has Line.Join refuse the ticket, by a *DeniedError, if that many of the same tenant,
+	// Backlog makes Line.Join refuse the ticket, by a *DeniedError, if that many of the same tenant,
 	// class, attributes and queue wait already. The default, 0, is no limit.
 	Backlog int
 

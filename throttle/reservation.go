@@ -103,11 +103,11 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 		return nil
 	}
 	for i, w := range o.counting {
-		own, before := o.Tenants[r.Tenant].Windows[w.Name], r.grantor.Tenants[r.Tenant].Windows[w.Name]
+		override, before := o.Tenants[r.Tenant].Windows[w.Name], r.grantor.Tenants[r.Tenant].Windows[w.Name]
 		if !slices.ContainsFunc(r.grantor.counting, func(was Window) bool {
 			return was.Name == w.Name && was.Algorithm == w.Algorithm && slices.Equal(was.Per, w.Per) && was.Unit == w.Unit &&
 				was.Period == w.Period && was.Margin == w.Margin && was.Resets == w.Resets && was.Timezone == w.Timezone &&
-				(was.With(before).Limit == w.With(own).Limit || w.Burst == 0) // GCRA drains by its limit
+				(was.With(before).Limit == w.With(override).Limit || w.Burst == 0) // GCRA drains by its limit
 		}) {
 			windows = append(windows, i+1)
 		}
@@ -115,8 +115,8 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 	return windows
 }
 
-// change returns how many more Requests a correction charged. Before is what Redis says of the cost, by
-// window, or nil. Actual is the corrected one, below 0 where it stays, and nil if all was given back.
+// change returns how many more Requests a correction charged. Before is the cost in Redis, by window, or nil.
+// Actual is the corrected one, below 0 where it stays, and nil if all was given back.
 func (o *operation) change(before, actual []int64) int64 {
 	i := slices.IndexFunc(o.windows, func(w Window) bool {
 		return w.Unit == Requests && !w.Algorithm.Leases() // leases keep no correction

@@ -45,14 +45,14 @@ var (
 
 // problems collects what is invalid in a policy.
 type problems struct {
-	at    PolicyError // the policy, window or tenant that is being checked
-	found []error
+	subject PolicyError // the policy, window or tenant that is being checked
+	found   []error
 }
 
 // must notes a value that is not valid, and returns `valid`.
 func (c *problems) must(valid bool, field string, value any, hint string) bool {
 	if !valid {
-		e := c.at
+		e := c.subject
 		e.Field, e.Value, e.Hint = field, value, hint
 		c.found = append(c.found, &e)
 	}
@@ -73,7 +73,7 @@ func (c *problems) lasts(field string, value, least, most time.Duration) bool {
 // values are checked only where each is valid alone. Fields that are not set have their defaults.
 func (p Policy) Validate() error {
 	p = p.WithDefaults()
-	c := problems{at: PolicyError{Policy: p.Name}}
+	c := problems{subject: PolicyError{Policy: p.Name}}
 	c.must(nameShape.MatchString(p.Name), "name", p.Name, nameHint)
 	between(&c, "batch_share", p.BatchShare, 0.001, 0.5)
 	between(&c, "shards", p.Shards, 1, 64)
@@ -92,10 +92,10 @@ func (p Policy) Validate() error {
 		windows = nil
 	}
 	for _, w := range windows {
-		c.at.Window = w.Name
+		c.subject.Window = w.Name
 		w.check(&c)
 		c.must(w.Name == "" || !names[w.Name], "name", w.Name, "is taken: windows of one policy have different names")
-		c.at.Window, names[w.Name] = "", true
+		c.subject.Window, names[w.Name] = "", true
 		c.must(p.Shards <= 1 || slices.Contains(w.Per, TenantAttribute), "shards", p.Shards, fmt.Sprintf(
 			"must be left out: tenants share window %q, and so it counts in one place; "+
 				"count it per tenant, or split its limit between policies", w.Name))
@@ -156,17 +156,17 @@ func (w Window) check(c *problems) {
 
 // checkTenant returns what is invalid in the settings of a tenant.
 func (p Policy) checkTenant(name string, t Tenant) []error {
-	c := problems{at: PolicyError{Policy: p.Name, Tenant: name}}
+	c := problems{subject: PolicyError{Policy: p.Name, Tenant: name}}
 	c.must(name != "" && len(name) <= MaxValueBytes, "tenant", name,
 		fmt.Sprintf("must be 1 to %d bytes", MaxValueBytes))
 	c.must(t.Weight >= 0.001 && t.Weight <= 1e6, "weight", t.Weight, "must be 0.001 to 1000000")
 	for _, name := range slices.Sorted(maps.Keys(t.Windows)) {
-		c.at.Window = ""
+		c.subject.Window = ""
 		i := slices.IndexFunc(p.Windows, func(w Window) bool { return w.Name == name })
 		if c.must(i >= 0, "windows", name, "must be the name of a window of this policy") &&
 			c.must(slices.Contains(p.Windows[i].Per, TenantAttribute), "windows", name,
 				"does not count by tenant: a tenant has a limit of its own only where the scope contains tenant") {
-			c.at.Window = name
+			c.subject.Window = name
 			p.Windows[i].With(t.Windows[name]).check(&c)
 		}
 	}

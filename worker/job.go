@@ -172,10 +172,10 @@ func (j *Job) neverFits(err error) error {
 	}
 	for _, w := range denied.Decision.Windows {
 		held, cost := task.CostOf(w.Unit), denied.Request.CostOf(w.Unit)
-		isOwn := slices.ContainsFunc(j.caller.Decision.Windows, func(own throttle.WindowState) bool {
-			return own.Name == w.Name && own.Scope.String() == w.Scope.String()
+		counts := slices.ContainsFunc(j.caller.Decision.Windows, func(window throttle.WindowState) bool {
+			return window.Name == w.Name && window.Scope.String() == w.Scope.String()
 		})
-		if w.Denied && w.Algorithm.Leases() && isOwn && held > 0 && held+cost > w.Limit {
+		if w.Denied && w.Algorithm.Leases() && counts && held > 0 && held+cost > w.Limit {
 			hint := fmt.Sprintf("never fits beside the %d that the job holds: the window holds %d at most", held, w.Limit)
 			return &throttle.RequestError{
 				Policy: task.Policy, Window: w.Name, Field: "cost " + w.Unit, Value: cost, Hint: hint,

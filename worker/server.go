@@ -148,13 +148,13 @@ func queuesOf(configured map[string]int) map[string]int {
 // Start begins to process tasks with the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error { return s.start(s.asynqServer.Start, handler) }
 
-// start starts asynq's server. After a Shutdown it fails: of that asynq knows only if the server ran.
-func (s *Server) start(by func(asynq.Handler) error, handler asynq.Handler) error {
+// start starts asynq's server. It fails after a Shutdown, also if the server never ran: that asynq would not know.
+func (s *Server) start(asynqStart func(asynq.Handler) error, handler asynq.Handler) error {
 	if s.shutdownGrace.Err() != nil {
 		return asynq.ErrServerClosed
 	}
 	go s.logCheck()
-	return by(s.middleware(handler))
+	return asynqStart(s.middleware(handler))
 }
 
 // Run starts the server, waits for a signal to exit, and shuts down. Errors are asynq's.

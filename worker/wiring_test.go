@@ -78,8 +78,7 @@ func TestChecksOfAsynqsRedisHaveKinds(t *testing.T) {
 	locked := throttletest.Redis(t, "--requirepass", "secret")
 	check := func(ctx context.Context, addr string) error {
 		t.Helper()
-		client, err := worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-		expect.Must(t, err)
+		client := expect.Got(worker.NewClient(asynq.RedisClientOpt{Addr: addr}, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}))(t)
 		defer client.Close()
 		findings, err := client.CheckRedis(ctx)
 		expect.Require(t, err != nil && len(findings) == 0, addr, findings, err)
@@ -112,15 +111,13 @@ func TestAsynqsLogKnowsNoDenials(t *testing.T) {
 // A limit below zero is refused, or what it says.
 func TestOptionsBelowZero(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))
-	client, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-	expect.Must(t, err)
+	client := expect.Got(worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}))(t)
 	defer client.Close()
 	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.Backlog(-1))), new(*throttle.RequestError),
 		"a backlog of -1:")
-	_, err = client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), worker.ReportStart(nil))
-	expect.That(t, err == nil, "it fits at once", err)
+	expect.Must(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), worker.ReportStart(nil)))) // it fits at once
 	expect.Err(t, expect.ErrOf(client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1))), new(*throttle.DeniedError), "it does not fit:")
-	_, err = client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), asynq.Group("g"))
+	_, err := client.Enqueue(sitetest.AcmeTask(), worker.MaxWait(-1), asynq.Group("g"))
 	expect.That(t, err != nil, "a task of a group never joins")
 }
 

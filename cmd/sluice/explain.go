@@ -67,9 +67,9 @@ func (m *Main) explainCommand() *cli.Command {
 
 // printLine shows how a ticket stands in its line.
 func printLine(w io.Writer, s inspect.State) {
-	place := show.NewTable(w, "TENANT", "POSITION", "WAITS", "STARTS IN")
-	place.Row(s.Tenant, fmt.Sprintf("%d of %d", s.Position, s.Waiting), since(s.Since, s.At), startText(s))
-	place.Flush()
+	table := show.NewTable(w, "TENANT", "POSITION", "WAITS", "STARTS IN")
+	table.Row(s.Tenant, fmt.Sprintf("%d of %d", s.Position, s.Waiting), since(s.Since, s.At), startText(s))
+	table.Flush()
 	for _, note := range notes(s) {
 		fmt.Fprintln(w, note)
 	}

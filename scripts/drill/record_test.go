@@ -246,8 +246,7 @@ func used(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
 	for _, path := range []string{"../../docs/howto/metrics/alerts.yml", "../alerts/alerts_test.go"} {
-		text, err := os.ReadFile(path)
-		expect.Must(t, err)
+		text := expect.Got(os.ReadFile(path))(t)
 		for _, name := range regexp.MustCompile(`sluice_[a-z_]+`).FindAllString(string(text), -1) {
 			names[name] = true
 		}
@@ -258,8 +257,7 @@ func used(t *testing.T) map[string]bool {
 // save writes a recording.
 func (r recording) save(t *testing.T, path string) {
 	t.Helper()
-	f, err := os.Create(path)
-	expect.Must(t, err)
+	f := expect.Got(os.Create(path))(t)
 	defer f.Close()
 	w := gzip.NewWriter(f)
 	defer w.Close()

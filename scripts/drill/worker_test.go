@@ -164,12 +164,10 @@ type process struct {
 
 func (s setup) start(t *testing.T, name string) *process {
 	t.Helper()
-	text, err := json.Marshal(s)
-	expect.Must(t, err)
+	text := expect.Got(json.Marshal(s))(t)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
-	log, err := os.Create(t.TempDir() + "/log")
-	expect.Must(t, err)
+	log := expect.Got(os.Create(t.TempDir() + "/log"))(t)
 	cmd.Stderr = log
 	in, _ := cmd.StdinPipe()
 	out, _ := cmd.StdoutPipe()
@@ -181,8 +179,7 @@ func (s setup) start(t *testing.T, name string) *process {
 			t.Logf("%s logged\n%s", name, text)
 		}
 	})
-	addr, err := bufio.NewReader(out).ReadString('\n')
-	expect.Must(t, err)
+	addr := expect.Got(bufio.NewReader(out).ReadString('\n'))(t)
 	p.url = "http://" + strings.TrimSpace(addr)
 	return p
 }

@@ -77,8 +77,7 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, id, nil)
 		expect.Must(t, expect.ErrOf(plain.Enqueue(task, append(opts, asynq.TaskID(id))...)))
 	}
-	joiner, err := worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
-	expect.Must(t, err)
+	joiner := expect.Got(worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute}))(t)
 	defer joiner.Close()
 	before := w.proxy.drawn(enqueues)
 	for _, result := range joiner.EnqueueBulk(t.Context(), []*asynq.Task{

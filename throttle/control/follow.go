@@ -25,7 +25,7 @@ const (
 
 // FollowConfig configures Store.Follow.
 type FollowConfig struct {
-	// KeepPolicies has the limiter keep its own policies. It still follows all pauses, and overrides of single tenants.
+	// KeepPolicies lets the limiter keep its own policies. It still follows all pauses, and overrides of single tenants.
 	KeepPolicies bool
 }
 
@@ -96,7 +96,7 @@ func (f *Follower) look(ctx context.Context) {
 		}
 		state.Policies, state.Removed, state.Version = before.Policies, before.Removed, before.Version
 		state.published = before.published
-	case state.published == before.published: // as before; if they cannot be used, those before them stay
+	case state.published == before.published: // no change; if they cannot be used, the ones before them stay
 		state.Policies, state.Removed, state.PoliciesErr = before.Policies, before.Removed, nil
 	}
 	clockSet := (time.Until(state.At) - f.offset).Abs() > readTimeout // of Redis, or of this machine

@@ -2,35 +2,40 @@ package httpthrottle
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
+
+	"github.com/sluice-go/sluice/throttle"
 )
 
-// untilRead calls end when the response's body is read to its end or closed, or the context ends.
-// It may call end several times.
-func untilRead(ctx context.Context, resp *http.Response, end func()) {
+// untilRead calls end when the response's body is read to its end or closed, or ctx, of the call, ends; or if the
+// protocol was switched, only when it is closed, as it is when call ends. It may call end several times.
+func untilRead(ctx, call context.Context, resp *http.Response, end func()) {
+	if conn, ok := resp.Body.(io.ReadWriteCloser); ok { // whose context http.Transport heeds no more
+		stop := context.AfterFunc(call, func() { conn.Close(); end() })
+		resp.Body = &duplex{conn, func() { stop(); end() }}
+		return
+	}
 	if resp.Body == nil || resp.Body == http.NoBody {
 		end()
 		return
 	}
 	stop := context.AfterFunc(ctx, end)
-	b := body{resp.Body, func() { stop(); end() }}
-	if w, ok := resp.Body.(io.Writer); ok {
-		resp.Body = &duplex{b, w}
-	} else {
-		resp.Body = &b
-	}
+	resp.Body = &body{resp.Body, call, func() { stop(); end() }}
 }
 
 // A body calls end when it is read to its end or closed.
 type body struct {
 	io.ReadCloser
-	end func()
+	call context.Context
+	end  func()
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
+		err = lost(b.call, err)
 		b.end()
 	}
 	return n, err
@@ -41,8 +46,29 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
+// lost returns the error of a call, with throttle.ErrLeaseLost if the call was ended by that. HTTP/2 hides it.
+func lost(call context.Context, err error) error {
+	if cause := context.Cause(call); errors.Is(cause, throttle.ErrLeaseLost) && err != io.EOF && !errors.Is(err, cause) {
+		return errors.Join(err, cause)
+	}
+	return err
+}
+
 // A duplex is the body of a response that switched protocols. It can be written to.
 type duplex struct {
-	body
-	io.Writer
+	io.ReadWriteCloser
+	end func()
+}
+
+func (d *duplex) Close() error {
+	defer d.end()
+	return d.ReadWriteCloser.Close()
+}
+
+// CloseWrite ends what is written. Proxies such as httputil.ReverseProxy then read on.
+func (d *duplex) CloseWrite() error {
+	if w, ok := d.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }

@@ -27,6 +27,9 @@ type excess struct {
 	until time.Time // when the upstream resets
 }
 
+// freshFor is how long a job's grant tells how much the upstream can have left. Later others had more grants.
+const freshFor = 5 * time.Second
+
 // maxReported bounds the memory of a learner, as there may be any number of tenants.
 const maxReported = 10_000
 
@@ -47,15 +50,19 @@ func (t *Transport) learn(
 		caller.Answered(d.Policy, sentAt)
 	}
 	switch {
-	case d.FailedOpen != nil: // Redis does not answer, and there are no windows to compare with
 	case refused:
-		detached(ctx, func(ctx context.Context) {
+		pause := func(ctx context.Context) {
 			if _, err := d.Reservation.Pause(ctx, retryIn, strconv.Itoa(resp.StatusCode)); err != nil {
 				t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause",
 					"policy", d.Policy, "error", err)
 			}
-		})
-	default:
+		}
+		if d.FailedOpen != nil { // Redis did not answer, and may not do so yet
+			go detached(ctx, pause)
+			return
+		}
+		detached(ctx, pause)
+	case d.FailedOpen == nil: // else there are no windows to compare with
 		t.learner.report(ctx, resp, d)
 	}
 }

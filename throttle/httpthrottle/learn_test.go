@@ -198,6 +198,10 @@ func TestAJobsCallLearnsWhatIsLeft(t *testing.T) {
 		}
 		bob := throttle.Request{Policy: "api", Attributes: map[string]string{"user": "bob"}} // of the scope, as a taken ticket
 		grant := limitertest.Reserve(t, limiter, bob)
+		for range 5 {
+			limitertest.Reserve(t, limiter, bob)
+		}
+		grant.At = grant.At.Add(-time.Minute) // since which the upstream has counted the others
 		for i, job := range []*throttle.Caller{{Request: bob}, {Decision: grant, Request: of("eve")}, {Decision: grant, Request: of("bob")}} {
 			expect.Must(t, expect.ErrOf(get(throttle.WithCaller(t.Context(), job), rt, server.URL)))
 			two := bob

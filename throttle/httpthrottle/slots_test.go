@@ -117,12 +117,16 @@ func TestACallEndsWhoseSlotIsLost(t *testing.T) {
 		api := policy("api", window)
 		api.Tenants = map[string]throttle.Tenant{"exempt": {Exempt: true}}
 		limiter := limitertest.New(t, client, api)
-		server := newUpstream(t, func(w http.ResponseWriter, r *http.Request) {
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
-		})
+		}))
+		server.EnableHTTP2 = true // whose errors tell no cause
+		server.StartTLS()
+		t.Cleanup(server.Close)
 		req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
-		resp := expect.Got(newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "api"}).RoundTrip(req))(t)
+		c := httpthrottle.TransportConfig{Limiter: limiter, Policy: "api", Base: server.Client().Transport}
+		resp := expect.Got(newTransport(t, c).RoundTrip(req))(t)
 		client.FlushAll(t.Context())
 		other := throttle.Request{Policy: "api", Tenant: "exempt"} // a renewal may have come before
 		d, err := limiter.Reserve(t.Context(), other)
@@ -140,8 +144,9 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 	t.Parallel()
 	limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		near, far := net.Pipe()
+		ctx, cancel := context.WithCancel(t.Context())
 		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: answer(near)}).
-			RoundTrip(httptest.NewRequestWithContext(t.Context(), "GET", "http://upstream", nil))
+			RoundTrip(httptest.NewRequestWithContext(ctx, "GET", "http://upstream", nil))
 		expect.Must(t, err)
 		both, ok := resp.Body.(io.ReadWriteCloser)
 		expect.Require(t, ok, "a", resp.Body, "cannot be written to")
@@ -151,7 +156,9 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 		_, err = io.ReadFull(both, heard)
 		expect.That(t, err == nil && string(heard) == "hello", heard, err)
 		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 1)
-		both.Close()
+		cancel()
+		expect.That(t, expect.ErrOf(both.Read(heard)) != nil, "it goes on without a slot")
 		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 0)
+		both.Close()
 	})
 }

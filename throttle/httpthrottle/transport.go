@@ -132,8 +132,9 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 // RoundTrip makes the call if it fits, and never repeats it. Each call of a chain of redirects
 // counts. A refusal is a response like any other, and the job's worker learns of it too.
 //
-// Slots in Concurrency windows are held until the response's body is read to its end or closed, or
-// the context ends. A call that loses its slot earlier ends with throttle.ErrLeaseLost.
+// Slots in Concurrency windows are held until the response's body is read to its end or closed, or the context ends;
+// of a switched protocol until it is closed, which the end of the context does. A call that loses its slot earlier ends
+// with throttle.ErrLeaseLost.
 //
 // After an *UnidentifiedError, a *CountedError or one of throttle.Limiter.Wait, such as a
 // *throttle.DeniedError, or if the context ended before, the call was not made. Other errors are Base's.
@@ -168,7 +169,9 @@ func (t *Transport) decisionOf(caller *throttle.Caller, r throttle.Request) thro
 	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
 	if job := caller.Decision; job.Reservation.ID != "" && job.Policy == r.Policy && job.Tenant == r.Tenant &&
 		hasAttributes(r, job.Reservation.Attributes) {
-		d = job
+		if d = job; time.Since(d.At) > freshFor {
+			d.Reservation.At = time.Time{} // the upstream has counted what was granted since
+		}
 	}
 	d.Reservation = t.c.Limiter.Attach(d.Reservation)
 	return d
@@ -217,10 +220,14 @@ func (t *Transport) call(
 		t.cancel(outer, d.Reservation)
 		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
 	}
-	ctx, held := d.Reservation.Hold(outer), d.Reservation.Lease() > 0 // by the policy as it is before the call
+	work, drop, held := outer, func() {}, d.Reservation.Lease() > 0 // by the policy as it is before the call
+	if held {
+		work, drop = context.WithCancel(outer) // else the context of a hold that is cancelled lives as long as outer
+	}
+	ctx := d.Reservation.Hold(work)
 	var released atomic.Bool
 	end, reading := func() { // again at Close, if that failed at the body's end
-		if released.Load() {
+		if drop(); released.Load() {
 			return
 		}
 		err := d.Reservation.Release(outer)
@@ -247,11 +254,11 @@ func (t *Transport) call(
 		if (reports || connects.Load()) && !connected.Load() {
 			t.cancel(outer, d.Reservation)
 		}
-		return nil, err // if both are nil, http.Client makes an error
+		return nil, lost(ctx, err) // if both are nil, http.Client makes an error
 	}
 	t.learn(outer, resp, caller, d, sentAt)
 	if reading = held; reading {
-		untilRead(outer, resp, end)
+		untilRead(outer, ctx, resp, end)
 	}
 	return resp, nil
 }

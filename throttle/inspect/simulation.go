@@ -250,8 +250,8 @@ func (l *simLine) startOne(t int64) int64 {
 	}
 	l.binds = ""
 	f := first.flows[0]
-	own, _ := f.fits(t, ownLevel) // others may have taken room of a window that they share, or moved the tenant's tag
-	ready := own <= t && *f.tag <= f.key
+	fits, _ := f.fits(t, ownLevel) // others may have taken room of a window that they share, or moved the tenant's tag
+	ready := fits <= t && *f.tag <= f.key
 	if at, name := f.fits(t, sharedLevel); ready && at > t {
 		l.binds = name
 		return min(next, at)
@@ -342,7 +342,7 @@ func (f *simFlow) start(t int64) {
 	side.tag += f.step()
 	side.last, *f.tag = f.key, f.key+f.part()/first.Weight
 	ends := time.UnixMicro(t + first.hold)
-	if by := l.sim.By; !by.IsZero() && ends.After(by) {
+	if deadline := l.sim.By; !deadline.IsZero() && ends.After(deadline) {
 		first.Late++
 	}
 	if first.demand {

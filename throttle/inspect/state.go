@@ -101,14 +101,14 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 		return s, &throttle.RequestError{Policy: q.Policy, Field: "after", Value: q.After, Hint: "must be the Next of a page"}
 	}
 	slices.Sort(lines)
-	at, found := slices.BinarySearch(lines, from) // of a removed policy it may be gone by now
-	if at = min(at, len(lines)-1); !found {
+	index, found := slices.BinarySearch(lines, from) // of a removed policy it may be gone by now
+	if index = min(index, len(lines)-1); !found {
 		cursor = 0
 	}
 	if q.Tenant != "" {
-		at = max(0, slices.Index(lines, i.limiter.LineOf(q.Policy, q.Tenant)))
+		index = max(0, slices.Index(lines, i.limiter.LineOf(q.Policy, q.Tenant)))
 	}
-	l, queues := i.line(lines[at]), map[[2]string]QueueState{} // by name and class
+	l, queues := i.line(lines[index]), map[[2]string]QueueState{} // by name and class
 	for _, name := range lines {
 		other := i.line(name)
 		other.queues(ctx, queues)
@@ -139,9 +139,9 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 	})
 	switch {
 	case cursor != 0:
-		s.Next = fmt.Sprintf("%d %s", cursor, lines[at])
-	case q.Tenant == "" && at+1 < len(lines):
-		s.Next = "0 " + lines[at+1]
+		s.Next = fmt.Sprintf("%d %s", cursor, lines[index])
+	case q.Tenant == "" && index+1 < len(lines):
+		s.Next = "0 " + lines[index+1]
 	}
 	return s, nil
 }

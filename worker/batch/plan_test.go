@@ -66,8 +66,7 @@ func TestAFiringThatWouldBeLateIsWarnedOfOrRefused(t *testing.T) {
 		tasks, tenants := calls(22), batch.List("acme", "zeta")
 		b := batch.Batch{Name: "b", Ended: "report", FinishBy: "00:01", Late: late, Tasks: tasks, Tenants: tenants}
 		p := s.scheduler(b)
-		plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{At: time.Now()})
-		expect.Must(s, err)
+		plan := expect.Got(p.Plan(t.Context(), "b", batch.PlanOptions{At: time.Now()}))(s)
 		finish := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
 		expect.That(t, plan.FinishBy == finish && plan.Overdue == 12 && plan.Begins == (late == batch.LateWarn) &&
 			of(t, plan.Tenants, 1).Overdue == plan.Overdue/2, plan)
@@ -221,12 +220,10 @@ func TestThePlanNamesTheLimitThatHoldsIt(t *testing.T) {
 		s := fake(t, pace, daily)
 		p := s.idle(batch.Batch{Name: "b", FinishBy: "4h", Late: batch.LateRefuse, Tasks: calls(60), Tenants: batch.List("acme", "zeta")})
 		defer p.Close()
-		plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
-		expect.Must(s, err)
+		plan := expect.Got(p.Plan(t.Context(), "b", batch.PlanOptions{}))(s)
 		expect.That(t, plan.Overdue == 20 && !plan.Begins && plan.Binds == "quota", plan)
 		expect.Equal(t, fmt.Sprint(plan.Changes), "[{quota 100 120}]")
-		plan, err = p.Plan(t.Context(), "b", batch.PlanOptions{Limits: map[string]int64{"quota": 120}})
-		expect.Must(s, err)
+		plan = expect.Got(p.Plan(t.Context(), "b", batch.PlanOptions{Limits: map[string]int64{"quota": 120}}))(s)
 		expect.That(t, plan.Overdue == 0 && plan.Begins && plan.Changes == nil, "with a quota of 120:", plan)
 		for _, limits := range []map[string]int64{{"quotas": 1}, {"quota": 0}} {
 			err := expect.ErrOf(p.Plan(t.Context(), "b", batch.PlanOptions{Limits: limits}))
@@ -284,8 +281,7 @@ func TestPlansSayWhatTheyDoNotKnow(t *testing.T) {
 		)
 		ends := func(name string, unknown string, from batch.Source, after time.Duration, overdue int) {
 			t.Helper()
-			plan, err := p.Plan(t.Context(), name, batch.PlanOptions{})
-			expect.Must(s, err)
+			plan := expect.Got(p.Plan(t.Context(), name, batch.PlanOptions{}))(s)
 			if fmt.Sprint(plan.Unknown) != unknown || plan.Duration.From != from || plan.Overdue != overdue ||
 				plan.Begins != (overdue == 0) || !within(plan.Finish, time.Now().Add(after)) {
 				t.Errorf("%s: %+v", name, plan)

@@ -46,16 +46,14 @@ func inBubble(t *testing.T, windows []throttle.Window, test func(t *testing.T, s
 // fire fires a batch.
 func (s *site) fire(p *process, name string) batch.Firing {
 	s.Helper()
-	f, err := p.Fire(context.Background(), name)
-	expect.Must(s, err)
+	f := expect.Got(p.Fire(context.Background(), name))(s)
 	return f
 }
 
 // status returns the status of a firing.
 func (s *site) status(p *process, f batch.Firing) batch.Status {
 	s.Helper()
-	status, err := p.Status(context.Background(), f)
-	expect.Must(s, err)
+	status := expect.Got(p.Status(context.Background(), f))(s)
 	return status
 }
 

@@ -129,16 +129,16 @@ func (l JSONLines) Tasks() Tasks {
 				if err == nil && !json.Valid(line) {
 					err = fmt.Errorf("batch: %s:%d: must be one JSON value", l.Path, n)
 				}
-				row, of := map[string]json.RawMessage{}, tenant
+				row, owner := map[string]json.RawMessage{}, tenant
 				_ = json.Unmarshal(line, &row) // it stays empty if the line is no object
-				if whose := row["tenant"]; err == nil && whose != nil && (string(whose) == "null" || json.Unmarshal(whose, &of) != nil) {
+				if whose := row["tenant"]; err == nil && whose != nil && (string(whose) == "null" || json.Unmarshal(whose, &owner) != nil) {
 					err = fmt.Errorf("batch: %s:%d: tenant: must be text", l.Path, n)
 				}
 				if err != nil {
 					yield(nil, err)
 					return
 				}
-				if of != tenant {
+				if owner != tenant {
 					continue
 				}
 				task := worker.NewTask(worker.Identity{Cost: l.Cost, Tenant: tenant}, l.Type, bytes.Clone(line))

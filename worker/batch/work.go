@@ -23,7 +23,7 @@ const (
 	delayMost  = 30 * time.Second
 )
 
-// A work is what the holder of a firing's lease keeps while it works for the firing.
+// A work is the state of the holder of a firing's lease while it works for the firing.
 type work struct {
 	*Scheduler
 	b      *compiled

@@ -112,12 +112,10 @@ func TestCorrectionsBesideALine(t *testing.T) {
 	tell(t, map[string]scenario{
 		"settled to nothing": {limitertest.Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Shared: true}, limitertest.SharedWindow(10, 10*s)), func(st *story) {
 			first := st.granted("a1")
-			r, err := first.Reservation.Settle(st.Context(), map[string]int64{"requests": 0})
-			expect.Must(st, err)
+			r := expect.Got(first.Reservation.Settle(st.Context(), map[string]int64{"requests": 0}))(st)
 			expect.Must(st, r.Release(st.Context()))
 			b := st.granted("a2")
-			r, err = b.Reservation.Settle(st.Context(), map[string]int64{"requests": 0})
-			expect.Must(st, err)
+			r = expect.Got(b.Reservation.Settle(st.Context(), map[string]int64{"requests": 0}))(st)
 			limitertest.Cancel(st, st.l, r)
 			st.granted("a3")
 		}},

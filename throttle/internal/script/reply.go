@@ -119,7 +119,7 @@ func hasWindows(op string) bool {
 // A reader reads a flat reply value by value, up to the first malformed one.
 type reader struct {
 	reply []any
-	at    int
+	index int
 	bad   bool
 }
 
@@ -133,12 +133,12 @@ func (r *reader) integer() int64 {
 }
 
 func next[T any](r *reader) (value T) {
-	ok := !r.bad && r.at < len(r.reply)
+	ok := !r.bad && r.index < len(r.reply)
 	if ok {
-		value, ok = r.reply[r.at].(T)
+		value, ok = r.reply[r.index].(T)
 	}
 	if r.bad = !ok; ok {
-		r.at++
+		r.index++
 	}
 	return value
 }
@@ -149,8 +149,8 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 	for i := range answers {
 		p.readAnswer(r, requests[i].Op, &answers[i])
 	}
-	if r.bad || r.at != len(reply) {
-		return nil, &ReplyError{fmt.Sprintf("value %d of %d for %d requests", r.at+1, len(reply), len(requests))}
+	if r.bad || r.index != len(reply) {
+		return nil, &ReplyError{fmt.Sprintf("value %d of %d for %d requests", r.index+1, len(reply), len(requests))}
 	}
 	return answers, nil
 }
@@ -182,7 +182,7 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	r := &reader{reply: reply}
 	t := Taken{At: r.integer(), NextAt: r.integer()}
 	base := r.text()
-	for !r.bad && r.at < len(reply) {
+	for !r.bad && r.index < len(reply) {
 		ticket, ok := readTicket(r.text(), fmt.Sprintf("%s%02x", base, len(t.Tickets)+1))
 		ticket.At = r.integer()
 		for range p.Windows {
@@ -192,7 +192,7 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 		t.Tickets = append(t.Tickets, ticket)
 	}
 	if r.bad {
-		return Taken{}, &ReplyError{fmt.Sprintf("value %d of %d of a take", r.at, len(reply))}
+		return Taken{}, &ReplyError{fmt.Sprintf("value %d of %d of a take", r.index, len(reply))}
 	}
 	return t, nil
 }

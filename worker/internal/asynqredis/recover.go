@@ -9,13 +9,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Recover puts back a task whose server died, once asynq's recoverer has found it, and reports whether it did.
-// So asynq neither counts a retry for it nor archives it: it becomes due, and joins its line at the front.
+// Recover puts back a task whose server died, once asynq's recoverer has found it, and reports whether it did: not if
+// this process runs it by the call `running`. So asynq counts no retry, nor archives it: it joins its line in front.
 //
 // A task without retries left goes back if it has not started: CheckActive notes that. Any other task goes back once in
 // its life, unless its lease was renewed: by asynq, every five seconds for started tasks, or by a pick-up that was
 // repeated after 2 s. So a task that kills its server does not come back for ever.
-func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
+func (c *Client) Recover(ctx context.Context, task Ref, running string) (bool, error) {
 	found, err := c.redis.HGetAll(ctx, prefix(task.Queue)+"t:"+task.ID).Result()
 	leaseEnd, leaseErr := c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
 	if err == nil && leaseErr != redis.Nil {
@@ -26,8 +26,8 @@ func (c *Client) Recover(ctx context.Context, task Ref) (bool, error) {
 	}
 	call, noted := found["sluice_call"], found["sluice_started"]
 	parts := strings.Split(call, "/")
-	if len(parts) != 3 || parts[0] == c.process { // asynq made it active, or this process did, which lives
-		return false, nil
+	if len(parts) != 3 || call == running || found["state"] == "active" && found["sluice_restored"] == call {
+		return false, nil // asynq made it active, perhaps after it was put back, or it runs here
 	}
 	toAsynq := noted == call // of a last attempt: it has started, and asynq archives it
 	if !Message(found["msg"]).IsLastAttempt() {

@@ -18,7 +18,7 @@ import (
 func (s *site) recovers(c *asynqredis.Client, want string, ids ...string) {
 	s.Helper()
 	back := slices.DeleteFunc(ids, func(id string) bool {
-		is := expect.Got(c.Recover(s.Context(), asynqredis.Ref{Queue: queue, ID: id}))(s)
+		is := expect.Got(c.Recover(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, ""))(s)
 		return !is
 	})
 	expect.Equal(s, fmt.Sprint(back), want, "what goes back")
@@ -43,9 +43,16 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 		s.ok(expect.ErrOf(dead.DequeuePending(s.Context(), queue, dead.NewCall(), 1)))
 		s.leaseEnds(-100*time.Second, "a", "pending")
 		s.leaseEnds(-35*time.Second, "renewed")
-		s.recovers(dead, "[]", "a", "pending", "renewed") // it lives
+		for _, id := range []string{"a", "pending"} {
+			running := s.redis.HGet(s.Context(), "asynq:{default}:t:"+id, "sluice_call").Val()
+			is := expect.Got(dead.Recover(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, running))(s)
+			expect.That(t, !is, id, "goes back, though it runs here")
+		}
 		s.recovers(s.Client, "[a pending]", "a", "pending", "renewed")
 		s.wantStates("a scheduled, pending scheduled, renewed active")
+		s.redis.HSet(s.Context(), "asynq:{default}:t:a", "state", "active") // by asynq, which leaves the name of the call
+		s.recovers(s.Client, "[]", "a")
+		s.redis.HSet(s.Context(), "asynq:{default}:t:a", "state", "scheduled")
 		due := expect.Got(s.Due(s.Context(), queue, false, 10))(s)
 		expect.That(t, len(due) == 2 && due[0].Mark == asynqredis.FrontMark && due[1].Mark == asynqredis.FrontMark, "due:", due)
 		s.ok(expect.ErrOf(s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "a"}, {ID: "pending"}})))

@@ -144,7 +144,7 @@ func (set *queueSet) line(name string) *line {
 	return l
 }
 
-// askBy has the line asked at a time, or when it is to be asked already if that is sooner.
+// askBy sets when to ask the line, unless it is to be asked sooner.
 func (l *line) askBy(at time.Time) { l.askAt = earliest(l.askAt, at) }
 
 // noteAnswer notes the answer of a take.

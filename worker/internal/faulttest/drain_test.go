@@ -90,8 +90,7 @@ func (d *drain) start() {
 
 func (d *drain) enqueue(limiter *throttle.Limiter) {
 	d.Helper()
-	client, err := worker.NewClient(d.asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute})
-	expect.Must(d, err)
+	client := expect.Got(worker.NewClient(d.asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute}))(d)
 	defer client.Close()
 	for j, p := range d.policies { // 20 at a time, as machines are slow
 		var wait sync.WaitGroup

@@ -172,8 +172,7 @@ func TestATaskInLineKeepsItsOptions(t *testing.T) {
 // A Close leaves nothing running: a bubble ends only when all its goroutines have ended.
 func TestClosingLeavesNothingRunning(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Shared(1, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
-		config, err := worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute})
-		expect.Must(t, err)
+		config := expect.Got(worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.Limiter, LimiterTimeout: time.Minute}))(t)
 		expect.Must(t, config.Close()) // that was never used
 		client := s.Client(s.Limiter)
 		s.JoinMany(client, "acme", 0, 3)
@@ -183,8 +182,7 @@ func TestClosingLeavesNothingRunning(t *testing.T) {
 		client.Close()
 		client.Close()
 		server.Shutdown()
-		_, err = client.EnqueueContext(t.Context(), sitetest.AcmeTask())
-		expect.That(t, err != nil, "a closed client enqueues")
+		expect.That(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.AcmeTask())) != nil, "a closed client enqueues")
 
 		never := s.Idle()
 		never.Shutdown()

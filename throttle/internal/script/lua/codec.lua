@@ -20,7 +20,7 @@ local MOST = 9007199254740992
 -- The key of the scope that all share. Flows wait for handler slots there, even if it has no window.
 local ROOT = 'w:'
 
--- Algorithms are kept by their letters. extras(call) makes functions that few calls need, line_files those of lines.
+-- Algorithms are kept by their letters. extras(call) and line_files(call) make functions that not all calls need.
 local algorithms, extras, line_files = {}, nil, nil
 
 -- made_once returns the result of the first call of `make`: later ones ignore their arguments. It is the one way

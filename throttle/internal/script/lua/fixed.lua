@@ -10,7 +10,7 @@
 -- The upstream's clock may differ by `margin`. So a reset takes effect `margin` after its time, and a grant within
 -- `margin` of its time, before or after, counts on both sides of it.
 --
--- In the state, `resets` are the times of the reset at which the span began, and of later ones. Those that are not
+-- In the state, `resets` are the times of the reset at which the span began, and of later ones. Times that are not
 -- known are taken to be `gap` apart, the least time between two that were sent.
 
 do

@@ -57,7 +57,7 @@ local function new_join(L)
   end
 
   -- new_rank returns the next rank, at the end of the line or of the tickets in front. Ranks have 16 digits, and
-  -- grow with time: so a ticket goes before those that joined later even if the line was empty in between.
+  -- grow with time: so a ticket goes before later ones even if the line was empty in between.
   local function new_rank(front)
     L.rank = max(L.rank + 1, now)
     return L.rank + (front and FRONT or ZERO)

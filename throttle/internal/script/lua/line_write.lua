@@ -109,7 +109,7 @@ local function add_writing(L)
     end
   end
 
-  -- A tenant's tag is kept while it is above V: a lower one counts as V. So those of tenants that never come back go.
+  -- A tenant's tag is kept while it is above V, as a lower one counts as V. So tags of tenants that never come back go.
   local function write_tags(node)
     if not node.shared or not node.moved then return end
     local tags = P .. 'g:' .. node.key

@@ -223,7 +223,7 @@ local function new_upstream()
   end
 
   -- remaining notes the units that the upstream has left, by the answer to a call granted at r.at. It ignores an
-  -- answer to a call before the last answer's. Answers to calls of the same time may cross: the least counts. For the
+  -- answer to an earlier call than the last one's. Of answers to calls of the same time, the least counts. For the
   -- first answer the log of a window, if it has one, shows which calls are under way.
   local function remaining(scope, now, r)
     local left, at, cost, log, most = r.left, r.at > 0 and r.at or now, 0, '', 0

@@ -12,9 +12,10 @@ import (
 // untilRead calls end when the response's body is read to its end or closed, or ctx, of the call, ends; or if the
 // protocol was switched, only when it is closed, as it is when call ends. It may call end several times.
 func untilRead(ctx, call context.Context, resp *http.Response, end func()) {
-	if conn, ok := resp.Body.(io.ReadWriteCloser); ok { // whose context http.Transport heeds no more
+	conn, ok := resp.Body.(io.ReadWriteCloser)
+	if ok && resp.StatusCode == http.StatusSwitchingProtocols { // http.Transport heeds its context no more
 		stop := context.AfterFunc(call, func() { conn.Close(); end() })
-		resp.Body = &duplex{conn, func() { stop(); end() }}
+		resp.Body = &duplex{conn, call, func() { stop(); end() }}
 		return
 	}
 	if resp.Body == nil || resp.Body == http.NoBody {
@@ -48,7 +49,7 @@ func (b *body) Close() error {
 
 // lost returns the error of a call, with throttle.ErrLeaseLost if the call was ended by that. HTTP/2 hides it.
 func lost(call context.Context, err error) error {
-	if cause := context.Cause(call); errors.Is(cause, throttle.ErrLeaseLost) && err != io.EOF && !errors.Is(err, cause) {
+	if cause := context.Cause(call); errors.Is(cause, throttle.ErrLeaseLost) && err != nil && err != io.EOF && !errors.Is(err, cause) {
 		return errors.Join(err, cause)
 	}
 	return err
@@ -57,7 +58,18 @@ func lost(call context.Context, err error) error {
 // A duplex is the body of a response that switched protocols. It can be written to.
 type duplex struct {
 	io.ReadWriteCloser
-	end func()
+	call context.Context
+	end  func()
+}
+
+func (d *duplex) Read(p []byte) (int, error) {
+	n, err := d.ReadWriteCloser.Read(p)
+	return n, lost(d.call, err)
+}
+
+func (d *duplex) Write(p []byte) (int, error) {
+	n, err := d.ReadWriteCloser.Write(p)
+	return n, lost(d.call, err)
 }
 
 func (d *duplex) Close() error {

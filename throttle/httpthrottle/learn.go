@@ -51,8 +51,9 @@ func (t *Transport) learn(
 	}
 	switch {
 	case refused:
+		cause := strconv.Itoa(resp.StatusCode)
 		pause := func(ctx context.Context) {
-			if _, err := d.Reservation.Pause(ctx, retryIn, strconv.Itoa(resp.StatusCode)); err != nil {
+			if _, err := d.Reservation.Pause(ctx, retryIn, cause); err != nil {
 				t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause",
 					"policy", d.Policy, "error", err)
 			}

@@ -145,7 +145,11 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 	limitertest.Bubble(t, policy("api", slots(1)), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		near, far := net.Pipe()
 		ctx, cancel := context.WithCancel(t.Context())
-		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: answer(near)}).
+		resp, err := newTransport(t, httpthrottle.TransportConfig{Limiter: l, Policy: "api", Base: base(func(req *http.Request) (*http.Response, error) {
+			resp, err := answer(near)(req)
+			resp.StatusCode = http.StatusSwitchingProtocols
+			return resp, err
+		})}).
 			RoundTrip(httptest.NewRequestWithContext(ctx, "GET", "http://upstream", nil))
 		expect.Must(t, err)
 		both, ok := resp.Body.(io.ReadWriteCloser)

@@ -147,10 +147,10 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case !ok:
 		return unmade(req, &UnidentifiedError{req.Method, req.URL.Host})
 	case t.c.LearnOnly:
-		sentAt := time.Now()
+		sentAt, d := time.Now(), t.decisionOf(caller, r)
 		resp, err := t.c.Base.RoundTrip(req)
 		if resp != nil && err == nil {
-			t.learn(req.Context(), resp, caller, t.decisionOf(caller, r), sentAt)
+			t.learn(req.Context(), resp, caller, d, sentAt)
 		}
 		return resp, err
 	case caller.Counted(r.Policy):

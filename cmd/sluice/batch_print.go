@@ -49,7 +49,7 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 	if err != nil {
 		return err
 	}
-	failed := s.Failed+s.Rejected > 0 || s.State == batch.StateStopped || s.State == batch.StateRefused || s.State == batch.StateCancelled
+	failed := s.Failed+s.Rejected > 0 || s.State == batch.StateStopped || s.HasEnded() && s.State != batch.StateDone
 	return c.showEnd(failed && s.State != verb.reached, struct {
 		batch.Status
 		Tenants []batch.TenantStatus `json:"tenants"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -39,7 +40,9 @@ batches:
 
 func TestABatchIsRunAndWatched(t *testing.T) {
 	t.Parallel()
-	d := newLiveWorkspace(t, nightly)
+	hour := func(in time.Duration) string { return time.Now().Add(in).UTC().Format("15:04") }
+	closed := fmt.Sprintf("  - name: closed\n    tenants: [acme]\n    tasks: {type: call, count: 9}\n    hours: {from: %q, to: %q}\n", hour(2*time.Hour), hour(3*time.Hour))
+	d := newLiveWorkspace(t, nightly+closed)
 	config := asynq.Config{LogLevel: asynq.FatalLevel, DelayedTaskCheckInterval: time.Second}
 	server := valueOf(worker.NewServer(asynq.RedisClientOpt{Addr: d.addr}, config, worker.Config{Limiter: d.limiter}))(t)
 	must(t, server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
@@ -49,7 +52,7 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 		return nil
 	})))
 	t.Cleanup(server.Shutdown)
-	d.run(t, "batch", "run").want(t, exitBadInput, `--batch "": must be one of small, large, late`)
+	d.run(t, "batch", "run").want(t, exitBadInput, `--batch "": must be one of small, large, late, closed`)
 	d.run(t, "batch", "status", "--batch", "small").want(t, exitBadInput, `batch "small" has not fired in the last month`)
 
 	d.run(t, "batch", "plan", "--batch", "large").want(t, exitDone).says(t,
@@ -90,4 +93,12 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 	status = decoded[batch.Status](t, d.run(t, "batch", "pause", "--batch", "large", "--json").want(t, exitDone))
 	that(t, status.State == batch.StatePaused && status.Finish.IsZero() && status.Failed > 0, status)
 	d.run(t, "batch", "cancel", "--batch", "large").want(t, exitDone).says(t, "cancelled\n400 tasks: ")
+
+	go func() {
+		ran <- runMain(t.Context(), "", "batch", "--policies", d.path("policies.yml"), "--redis", "redis://"+d.addr, "run", "--batch", "closed")
+	}()
+	for code := -1; code != exitDone; time.Sleep(20 * time.Millisecond) { // before its hours
+		code = d.run(t, "batch", "cancel", "--batch", "closed").code
+	}
+	(<-ran).want(t, exitFailed)
 }

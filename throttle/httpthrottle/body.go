@@ -49,10 +49,11 @@ func (b *body) Close() error {
 
 // lost returns the error of a call, with throttle.ErrLeaseLost if the call was ended by that. HTTP/2 hides it.
 func lost(call context.Context, err error) error {
-	if cause := context.Cause(call); errors.Is(cause, throttle.ErrLeaseLost) && err != nil && err != io.EOF && !errors.Is(err, cause) {
-		return errors.Join(err, cause)
+	cause := context.Cause(call)
+	if err == nil || err == io.EOF || errors.Is(err, cause) || !errors.Is(cause, throttle.ErrLeaseLost) {
+		return err
 	}
-	return err
+	return errors.Join(err, cause)
 }
 
 // A duplex is the body of a response that switched protocols. It can be written to.

@@ -160,6 +160,7 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 		_, err = io.ReadFull(both, heard)
 		expect.That(t, err == nil && string(heard) == "hello", heard, err)
 		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 1)
+		expect.Err(t, both.(interface{ CloseWrite() error }).CloseWrite(), errors.ErrUnsupported) // as by a pipe
 		cancel()
 		expect.That(t, expect.ErrOf(both.Read(heard)) != nil, "it goes on without a slot")
 		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 0)

@@ -204,7 +204,7 @@ func (d *Dispatcher) setOf(queue string) *queueSet {
 			return set
 		}
 	}
-	return d.sets[0] // no set has it: asynq ends a task by the queue in its message, which may be an earlier one
+	return d.sets[0] // no set has it: asynq ends a task by the queue in its message, not by the one that held it
 }
 
 func latest(times ...time.Time) time.Time   { return slices.MaxFunc(times, time.Time.Compare) }

@@ -6,7 +6,7 @@
 --
 -- Of a take's sides, the one with the least tag at ROOT is served; while that waits for a window, no other is. A take
 -- also leaves room for a side of another server that goes first. If its ticket does not fit yet, and no window has
--- leases, that ends LATE after the ticket fits; else LATE after its appointment. Then the side's turn lapses.
+-- leases, that ends LATE after the ticket fits; else it is from LATE before the side's appointment to LATE after.
 -- If live tickets delay a batch at a scope, it catches up at narrower ones: see note_grant_at.
 --
 -- Key, after the prefix P of the policy:

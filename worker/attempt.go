@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -33,10 +34,12 @@ func taskOf(ctx context.Context) asynqredis.Ref {
 type attempt struct {
 	dispatch.Task
 	begun       time.Time
-	releaseSlot func()                  // frees its slot, at the first call
-	outcome     atomic.Pointer[outcome] // nil: none, see there
-	counted     atomic.Bool             // a policy has granted it, and its handler was called
-	released    context.Context         // ends when the release of its leases was tried; nil until the handler ends
+	releaseSlot func()                               // frees its slot, at the first call
+	asking      sync.Mutex                           // decide holds it until it has noted the limiter's answer
+	grant       atomic.Pointer[throttle.Reservation] // until its handler uses it, or giveBack returns it
+	outcome     atomic.Pointer[outcome]              // nil: none, see there
+	counted     atomic.Bool                          // its handler used the grant
+	released    context.Context                      // ends when the release of its leases was tried; nil until the handler ends
 
 	ctx     context.Context // of the handler; nil until the middleware is called
 	task    *asynq.Task
@@ -44,10 +47,9 @@ type attempt struct {
 }
 
 // An outcome says what becomes of a task if its attempt ends now. Without one asynq's call goes through, unless
-// it would delete the task. There is none at first. process, runUncounted and noteRefused clear it before a run or failure.
+// it would delete the task.
 type outcome struct {
-	// requeue requeues the task, in place of asynq's call. noteWait sets it: for a denial, and in advance, before
-	// process asks the limiter or afterError reports to it, as the task's time may run out meanwhile.
+	// requeue requeues the task, in place of asynq's call: after a denial or a refusal, or if nothing was decided.
 	requeue func(context.Context) error
 
 	// done lets asynq delete the task. run sets it if the handler returns no error, middleware if the task is revoked.
@@ -63,6 +65,16 @@ func (s *Server) isLate(a *attempt) bool {
 	}
 	policy, matched := s.limiter.Match(a.Message.Type(), true)
 	return matched && !policy.Observe || a.Message.Denied() // denied: perhaps for a call of its handler
+}
+
+// isFromLine reports whether the task was taken from a line.
+func (a *attempt) isFromLine() bool { return a.Verdict != nil && a.Verdict.FromLine }
+
+// ending returns the outcome. While the limiter is asked, it waits for the answer.
+func (a *attempt) ending() outcome {
+	a.asking.Lock()
+	defer a.asking.Unlock()
+	return *cmp.Or(a.outcome.Load(), &outcome{})
 }
 
 // attempts holds the attempts under way, one per slot, and a few that no call has ended.
@@ -83,6 +95,9 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 		before.releaseSlot()
 	}
 	begun := &attempt{Task: task, begun: now, releaseSlot: sync.OnceFunc(as.onEnd)}
+	if task.Verdict != nil {
+		begun.grant.Store(&task.Verdict.Decision.Reservation)
+	}
 	as.byTask[task.Ref] = begun
 	if now.Sub(as.swept) >= time.Minute {
 		as.swept = now
@@ -119,17 +134,12 @@ func (as *attempts) get(ref asynqredis.Ref) *attempt {
 	return &attempt{Task: dispatch.Task{Ref: ref}, begun: time.Now(), releaseSlot: func() {}}
 }
 
-// end frees the attempt's slot, and forgets it. It returns the grant of an attempt that never got to the middleware,
-// such as if the server's base context has ended.
-func (as *attempts) end(a *attempt) (unused throttle.Reservation) {
+// end frees the attempt's slot, and forgets it.
+func (as *attempts) end(a *attempt) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	a.releaseSlot()
 	if as.byTask[a.Ref] == a { // the task was not picked up again
 		delete(as.byTask, a.Ref)
 	}
-	if a.ctx == nil && a.Verdict != nil {
-		unused = a.Verdict.Decision.Reservation
-	}
-	return unused
 }

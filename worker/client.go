@@ -85,11 +85,11 @@ func NewClient(opt asynq.RedisConnOpt, c ClientConfig) (*Client, error) {
 //
 // Tasks that many goroutines enqueue at the same time go to Redis together.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
-	e := &enqueueTask{task: task}
+	e := &enqueueTask{task: task, reportTo: new(ExpectedStart)}
 	if c.message(ctx, e, opts) {
 		c.gather.do(ctx, e)
 	}
-	e.report()
+	*e.reportTo = e.Start
 	return e.Info, e.Err
 }
 
@@ -118,7 +118,7 @@ func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...a
 		var joining []*enqueueTask
 		for i, task := range chunk {
 			e, options := &all[i], opts
-			e.task = task
+			e.task, e.reportTo = task, new(ExpectedStart)
 			if firing {
 				id := members.ID(members.From + len(results) + i)
 				options = append(slices.Clip(opts), asynq.Queue(members.Queue), asynq.TaskID(id))
@@ -129,7 +129,7 @@ func (c *Client) EnqueueBulk(ctx context.Context, tasks []*asynq.Task, opts ...a
 		}
 		c.commit(ctx, joining)
 		for i := range all {
-			all[i].report()
+			*all[i].reportTo = all[i].Start
 			results = append(results, all[i].EnqueueResult)
 		}
 	}

@@ -1,9 +1,7 @@
 package worker
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -26,17 +24,14 @@ import (
 // Otherwise it refuses the call, and asynq's recoverer finds the task. If a later asynq ends tasks by other scripts, the
 // hook requeues a denied task in place of those, too.
 //
-// If the task's time runs out while the limiter is asked, asynq at once fails it with the error of its context.
-// It calls the user's IsFailure and RetryDelayFunc, and sends a call that retries or archives the task. The hook
-// requeues the task all the same, as nothing was decided.
+// If the task's time runs out while the limiter is asked, asynq at once calls the user's IsFailure and RetryDelayFunc,
+// and sends a call that retries or archives the task. The hook waits for the answer, and then requeues the task.
 
 // unavailableFor delays a task if the limiter cannot decide. Then, at asynq's next whole second, it joins its line.
 const unavailableFor = time.Second
 
 // cleanUpTimeout bounds checks of a Redis, and calls that must be made even if the caller's context has ended.
 const cleanUpTimeout = 5 * time.Second
-
-var errOutOfTime = errors.New("worker: the task's time ran out before the limiter had answered")
 
 // noteWait notes that a task waits. The middleware then returns nil, as an error would go to the user's ErrorHandler.
 // If the task's ticket is in line, a take picks it up. Otherwise it waits until the decision allows another try, and
@@ -97,8 +92,8 @@ func undecidedDecision(r throttle.Request) throttle.Decision {
 // reportErrors wraps the user's ErrorHandler, which is not called for a task whose time ran out and that waits.
 func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc {
 	return func(ctx context.Context, task *asynq.Task, err error) {
-		waits := cmp.Or(s.attempts.get(taskOf(ctx)).outcome.Load(), &outcome{}).requeue != nil
-		if handler != nil && (!waits || asynq.IsPanicError(err)) { // a panic is a bug to report, even if the task waits
+		o := s.attempts.get(taskOf(ctx)).ending()
+		if handler != nil && (o.requeue == nil || asynq.IsPanicError(err)) { // a panic is a bug, even if the task waits
 			handler.HandleError(ctx, task, err)
 		}
 	}
@@ -107,7 +102,10 @@ func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc
 // finish lets a call of asynq end a task, unless the task is to wait.
 func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
 	a := s.attempts.get(call.Ref)
-	o := cmp.Or(a.outcome.Load(), &outcome{})
+	var o outcome
+	if call.Verb != asynqredis.Requeue { // which asynq makes at a shutdown, and which is as good
+		o = a.ending()
+	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
 	// Only calls of asynq's recoverer have no deadline: it has found a task whose server died.
@@ -124,9 +122,9 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	}
 	var err error
 	switch {
-	case o.requeue != nil && call.Verb != asynqredis.Requeue: // asynq's Requeue, at a shutdown, is as good
+	case o.requeue != nil:
 		err = reply(cmd, "OK", o.requeue(ctx))
-	case call.Verb == asynqredis.Requeue && (a.counted.Load() || isFromLine(a.Verdict)): // it had its turn
+	case call.Verb == asynqredis.Requeue && (a.counted.Load() || a.isFromLine()): // it had its turn
 		a.releaseSlot()
 		back := asynqredis.RestoreOptions{Ref: a.Ref, CallKey: a.CallKey, Mark: asynqredis.KeptMark, Message: a.Message.WithTurn()}
 		err = reply(cmd, "OK", s.requeue(ctx, back, false))
@@ -143,9 +141,8 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 		err = s.conclude(ctx, next, cmd, a)
 	}
 	if err == nil || asynqredis.IsNotFound(err) { // after other errors asynq calls again, as after NOSCRIPT
-		if unused := s.attempts.end(a); unused.ID != "" {
-			s.cancel(unused)
-		}
+		s.attempts.end(a)
+		s.giveBack(a)
 	}
 	return err
 }

@@ -24,7 +24,7 @@ import (
 type enqueueTask struct {
 	EnqueueResult
 	task      *asynq.Task
-	reportTo  *ExpectedStart   // for ReportStart; may be nil
+	reportTo  *ExpectedStart   // for ReportStart
 	request   throttle.Request // without a policy if none matches
 	observed  bool             // by a policy that denies nothing
 	ignored   error            // why the request is empty, if its policy only observes, or the task is a report
@@ -46,13 +46,6 @@ var (
 
 func (e *enqueueTask) refuse(err error) {
 	e.Info, e.Err = nil, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
-}
-
-// report stores the expected start for ReportStart.
-func (e *enqueueTask) report() {
-	if e.reportTo != nil {
-		*e.reportTo = e.Start
-	}
 }
 
 // message has asynq's client make the task's message, and reports whether the task joins a line now. If not, e has the

@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"cmp"
 	"context"
 
 	"github.com/hibiken/asynq"
@@ -55,5 +54,5 @@ func (s *Server) Enter(id string) (deny func()) {
 
 // Denied reports whether the attempt that the task is in now is denied.
 func (s *Server) Denied(id string) bool {
-	return cmp.Or(s.attempts.get(defaultRef(id)).outcome.Load(), &outcome{}).requeue != nil
+	return s.attempts.get(defaultRef(id)).ending().requeue != nil
 }

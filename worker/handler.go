@@ -150,7 +150,7 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	if r.Ticket == (throttle.Ticket{}) {
 		return
 	}
-	if isFromLine(a.Verdict) {
+	if a.isFromLine() {
 		r.Since = a.Verdict.Since
 	}
 	var places []throttle.Place

@@ -10,7 +10,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
-	"github.com/sluice-go/sluice/worker/internal/dispatch"
 	"github.com/sluice-go/sluice/worker/internal/outage"
 )
 
@@ -31,7 +30,7 @@ func (s *Server) middleware(handler asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		a := s.attempts.enter(ctx, taskOf(ctx), task, handler)
 		if a == nil {
-			return errAttemptEnded
+			return errors.New("worker: the task's lease was lost before it started")
 		}
 		err := s.process(ctx, a)
 		if errors.Is(err, asynq.RevokeTask) { // from the handler, or Identify
@@ -41,21 +40,9 @@ func (s *Server) middleware(handler asynq.Handler) asynq.Handler {
 	})
 }
 
-// errAttemptEnded fails a task whose attempt ended before the middleware was called.
-var errAttemptEnded = errors.New("worker: the task's lease was lost before it started")
-
-// process runs the task, or notes in the attempt that it waits. It returns the error with which the task
-// fails. A grant is given back unless the handler starts.
+// process runs the task, or notes in the attempt that it waits. It returns the error with which the task fails.
 func (s *Server) process(ctx context.Context, a *attempt) error {
-	var unused throttle.Decision // the last one, until the handler uses its grant
-	if a.Verdict != nil {
-		unused = a.Verdict.Decision
-	}
-	defer func() { // also if a user's function panics
-		if unused.Granted {
-			s.cancel(unused.Reservation)
-		}
-	}()
+	defer s.giveBack(a) // unless the handler uses the grant; also if a user's function panics
 
 	policy, ok := s.limiter.Match(a.task.Type(), a.Verdict != nil || s.isLate(a)) // such a task may have a removed policy
 	switch {
@@ -70,7 +57,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 	if err != nil {
 		return s.runUncounted(ctx, a, enforced, err)
 	}
-	request.Front = request.Front || isFromLine(a.Verdict)
+	request.Front = request.Front || a.isFromLine()
 	if !policy.EarliestReset {
 		database, err := s.tasks.Database(ctx)
 		if err != nil {
@@ -79,40 +66,25 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 		request.Ticket = throttle.Ticket{Queue: database + "/" + a.Queue, ID: a.ID}
 	}
-	s.noteWait(a, a.Message, request, undecidedDecision(request), errOutOfTime) // stays if its time runs out
 	d, err := s.decide(ctx, a, request)
-	if err == nil { // after an error it is not known whether the verdict's grant was replaced
-		unused = d
-	}
-	if d.FailedOpen != nil && a.Verdict != nil { // what the verdict granted stays counted, except its leases
-		s.dispatch.RetryInBackground(a.Verdict.Decision.Reservation.Release)
-	}
 	var late *throttle.DeniedError
 	switch {
 	case errors.As(err, &late):
-		a.outcome.Store(nil)
 		s.report(ctx, a, late.Decision)
 		return archivedError{late}
 	case errors.As(err, new(*throttle.RequestError)):
 		return s.runUncounted(ctx, a, enforced, fmt.Errorf("worker: task type %q: %w", a.task.Type(), err))
-	case err != nil && ctx.Err() == nil:
-		s.noteWait(a, a.Message, request, s.noteUndecided(request, err), err)
-		return nil
-	case ctx.Err() != nil:
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			s.noteUndecided(request, errOutOfTime)
+	case err != nil:
+		if !errors.Is(ctx.Err(), context.Canceled) { // which says nothing about the limiter
+			s.noteUndecided(request, err)
 		}
-		return ctx.Err()
-	case !d.Granted:
-		s.noteWait(a, a.Message, request, d, nil)
-		s.report(ctx, a, d)
 		return nil
 	}
-	a.outcome.Store(nil)
-	s.report(ctx, a, d)
-	unused = throttle.Decision{} // from here on the handler uses the grant
+	if s.report(ctx, a, d); !d.Granted || a.grant.Swap(nil) == nil { // without a grant, asynq has ended the attempt
+		return nil
+	}
 	a.counted.Store(true)
-	s.started(d, a.Verdict)
+	s.started(a, d)
 	return s.run(ctx, a, request, d)
 }
 
@@ -128,12 +100,36 @@ func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 	}
 }
 
-// isFromLine reports whether the task comes from the line.
-func isFromLine(v *dispatch.Verdict) bool { return v != nil && v.FromLine }
+// decide asks for a decision, and notes in the attempt what was granted, or that the task waits. If the task's time
+// runs out meanwhile, asynq at once makes its call that fails the task: finish waits until decide has noted that it waits.
+func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (throttle.Decision, error) {
+	a.asking.Lock()
+	defer a.asking.Unlock()
+	d, err := s.ask(ctx, a, r)
+	if d.FailedOpen != nil && a.Verdict != nil { // what the verdict granted stays counted, except its leases
+		s.dispatch.RetryInBackground(a.Verdict.Decision.Reservation.Release)
+	}
+	if err == nil { // after an error it is not known whether the verdict's grant was replaced
+		a.grant.Store(&d.Reservation)
+	}
+	switch {
+	case errors.As(err, new(*throttle.DeniedError)), errors.As(err, new(*throttle.RequestError)):
+		return d, err
+	case ctx.Err() != nil:
+		err = errors.New("worker: the task's time ran out before the limiter had answered")
+	}
+	if err != nil {
+		d = undecidedDecision(r)
+	}
+	if !d.Granted {
+		s.noteWait(a, a.Message, r, d, err)
+	}
+	return d, err
+}
 
-// decide returns the decision of the task's verdict, if that is still right, and otherwise asks the limiter. If that
-// refuses the task as too late, decide removes tickets of deleted tasks from the line, and asks once more.
-func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d throttle.Decision, err error) {
+// ask returns the decision of the task's verdict, if that is still right, and otherwise asks the limiter. If that
+// refuses the task as too late, ask removes tickets of deleted tasks from the line, and asks once more.
+func (s *Server) ask(ctx context.Context, a *attempt, r throttle.Request) (d throttle.Decision, err error) {
 	if s.isLate(a) {
 		s.leave(ctx, r)
 		return d, tooLate(r, a.begun)
@@ -143,44 +139,48 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (d 
 		d, err = s.limiter.Reserve(ctx, r)
 		return err
 	}
-	ask := reserve
+	call := reserve
 	if verdict := a.Verdict; verdict != nil {
 		line := s.limiter.Line(verdict.Line)
 		denied := verdict.Decision.Queued && verdict.Decision.Policy == r.Policy
 		if time.Since(verdict.DecidedAt) <= startWithin && (denied || line.Matches(verdict.TakenTicket, r)) {
 			return verdict.Decision, nil
 		}
-		ask = func(ctx context.Context) error {
+		call = func(ctx context.Context) error {
 			d, err = line.ReserveAgain(ctx, verdict.TakenTicket, r)
 			return err
 		}
 	}
-	err = s.breaker.Do(ctx, outage.AnswerWithin, ask)
+	err = s.breaker.Do(ctx, outage.AnswerWithin, call)
 	if errors.As(err, new(*throttle.DeniedError)) && s.sweep(ctx, s.lineOf(r), begun) {
 		err = s.breaker.Do(ctx, outage.AnswerWithin, reserve)
 	}
 	return d, err
 }
 
-// cancel cancels, in the background, the grant of a task that does not start, so that other tasks may fit. Units that
-// cannot be given back count until their windows have passed.
-func (s *Server) cancel(r throttle.Reservation) {
+// giveBack cancels, in the background, what the attempt was granted and its handler has not used, so that other tasks
+// may fit. Units that cannot be given back count until their windows have passed.
+func (s *Server) giveBack(a *attempt) {
+	unused := a.grant.Swap(nil)
+	if unused == nil || unused.ID == "" {
+		return
+	}
 	s.dispatch.RetryInBackground(func(ctx context.Context) error {
-		_, err := r.Cancel(ctx)
+		_, err := unused.Cancel(ctx)
 		if err == nil {
-			s.dispatch.Freed(s.lineOf(r.Request))
+			s.dispatch.Freed(s.lineOf(unused.Request))
 		}
 		return err
 	})
 }
 
 // started reports to the limiter's observer that a task's handler is about to be called.
-func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
+func (s *Server) started(a *attempt, d throttle.Decision) {
 	start := throttle.Start{Late: -1, Policy: d.Policy, Tenant: d.Tenant}
-	if isFromLine(verdict) {
-		start.Waited = verdict.Waited + max(0, time.Since(verdict.DecidedAt))
-		if !verdict.Due.IsZero() {
-			start.Late = max(0, time.Since(verdict.Due))
+	if a.isFromLine() {
+		start.Waited = a.Verdict.Waited + max(0, time.Since(a.Verdict.DecidedAt))
+		if !a.Verdict.Due.IsZero() {
+			start.Late = max(0, time.Since(a.Verdict.Due))
 		}
 	}
 	s.limiter.Config().Observer(start)
@@ -189,7 +189,6 @@ func (s *Server) started(d throttle.Decision, verdict *dispatch.Verdict) {
 // runUncounted runs a task that no policy can count, or returns the error if such tasks are to fail. It logs the
 // first task of each type, except a report of a batch, which needs no policy.
 func (s *Server) runUncounted(ctx context.Context, a *attempt, fails bool, err error) error {
-	a.outcome.Store(nil)
 	s.mu.Lock()
 	taskType := a.task.Type()
 	if !asynqredis.IsReport(a.Ref) && !s.warned[taskType] && len(s.warned) < maxTypesLogged {

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -32,7 +33,7 @@ func Backlog(n int) asynq.Option { return option(func(e *enqueueTask) { e.reques
 // ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is expected to
 // start: with EnqueueBulk, the last task of the list. It has no effect if start is nil.
 func ReportStart(start *ExpectedStart) asynq.Option {
-	return option(func(e *enqueueTask) { e.reportTo = start })
+	return option(func(e *enqueueTask) { e.reportTo = cmp.Or(start, e.reportTo) })
 }
 
 // An ExpectedStart is the time at which an enqueued task is expected to start, by this machine's clock.

@@ -248,14 +248,15 @@ func (d *Dispatcher) makeReady(tasks []Task) bool {
 	return true
 }
 
-// handOut returns the next task that is ready, and removes it if it starts. A last attempt starts only after Next has
-// noted its start in Redis: then `noted` is its CallKey and ID.
+// handOut returns the next task that is ready, and removes it if it starts. A last attempt that is not denied starts
+// only after Next has noted its start in Redis: then `noted` is its CallKey and ID.
 func (b *buffer) handOut(noted string) (task Task, found, starts bool) {
 	if len(b.ready) == 0 || time.Since(b.ready[0].activeSince) > staleAfter {
 		return Task{}, false, false
 	}
 	task = b.ready[0]
-	if starts = !task.Message.IsLastAttempt() || noted == task.CallKey+task.ID; starts {
+	denied := task.Verdict != nil && task.Verdict.Decision.Queued
+	if starts = denied || !task.Message.IsLastAttempt() || noted == task.CallKey+task.ID; starts {
 		b.ready = b.ready[1:]
 		b.recent = append(b.recent, time.Now())
 		b.free--

@@ -149,7 +149,7 @@ func TestWorkerIsKilled(t *testing.T) {
 		{at: "before reserve", active: 1, never: true},
 		{at: "after reserve", active: 1, lost: 2, never: true},
 		{at: "in the handler", active: 1, lost: 2},
-		{at: "before requeue", denied: true, active: 1},
+		{at: "before requeue", denied: true, active: 1, never: true},
 		{at: "after requeue", denied: true},
 	} {
 		for _, retries := range []int{0, 1} {

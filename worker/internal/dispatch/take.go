@@ -123,7 +123,7 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	return d.makeReady(ready)
 }
 
-// giveBack gives the units of tickets back in the background, and asks their line again: other tickets may fit.
+// giveBack gives the units of tickets back in the background, and has their line asked again: other tickets may fit.
 // give is Line.PutBack for tickets that go back to their positions, or Line.Refund for tickets that leave.
 func (d *Dispatcher) giveBack(
 	give func(*throttle.Line, context.Context, []throttle.TakenTicket) error, line string, tickets ...throttle.TakenTicket,
@@ -135,7 +135,7 @@ func (d *Dispatcher) giveBack(
 		err := give(d.Limiter.Line(line), ctx, tickets)
 		for _, t := range tickets {
 			_, queue, _ := strings.Cut(t.Queue, "/")
-			d.Expect(line, queue, 0)
+			d.Nudge(queue, line)
 		}
 		return err
 	})

@@ -38,16 +38,6 @@ func (r Reservation) Hold(ctx context.Context) context.Context {
 	return work
 }
 
-// holdsFrom reports whether a job, or its calls, hold slots of this policy or of one later in name order.
-func (l *Limiter) holdsFrom(policy string, caller *Caller) (found bool) {
-	l.holds.Range(func(_, held any) bool {
-		h := held.(*hold)
-		found = h.caller == caller && h.policy >= policy
-		return !found
-	})
-	return found
-}
-
 // keepRenewing renews three times a lease, until ctx ends. If renewals fail, it ends the work shortly before the
 // lease runs out, and goes on trying. A renewal that is refused, as others have the room, ends the work.
 func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Duration) {

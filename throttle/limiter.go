@@ -16,6 +16,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/sluice-go/sluice/internal/redischeck"
 	"github.com/sluice-go/sluice/internal/testhook"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
@@ -142,6 +143,30 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 	return l.decided(o, ask, a)
 }
 
+// decided returns the decision in the answer to a request that asked for one.
+func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d Decision, err error) {
+	d, forCapacity := o.decision(a), ask.ID != "" // a peek and a join have no ID
+	switch {
+	case a.Status == script.BacklogFull:
+		cause := fmt.Errorf("%d wait already", o.request.Backlog)
+		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
+	case a.Status == script.OverMaxWait:
+		cause := fmt.Errorf("may wait for %v, longer than %v: %w",
+			roundUp(max(d.Latest, d.RetryIn)), max(0, o.request.MaxWait.Truncate(time.Microsecond)), context.DeadlineExceeded)
+		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
+	case a.Status == script.OverDeadline:
+		err = tooLate(o.request, d)
+	case d.Granted && forCapacity:
+		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, grantor: o.compiledPolicy, limiter: l}
+	case !d.Granted && !d.Queued && (a.Status != script.Denied || d.RetryIn == 0):
+		return Decision{}, fmt.Errorf("%w: policy %q: status %d: must be granted, denied or in line", ErrReply, o.Name, a.Status)
+	}
+	if forCapacity && (ask.At == 0 || !d.Granted) { // it replaces no grant
+		tell(l, d)
+	}
+	return d, err
+}
+
 // failOpen grants a request that Redis did not answer, if its policy says so and no operator has paused its tenant.
 func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decision, error) {
 	gaveUp := ctx.Err() != nil && !silent(ctx)
@@ -219,6 +244,25 @@ func (l *Limiter) Check(ctx context.Context, r Request) error {
 	_, err := l.checked(ctx, r)
 	return err
 }
+
+// CheckRedis checks how the limiter's Redis is set up, and returns a text for each problem: its eviction
+// policy, its clock, or a command that the limiter needs and its user may not call. Of a Cluster it checks
+// all primaries, but commands on one. What the server does not say, or the user may not ask, is left out. It
+// makes a few calls: use it at the start of a program. Errors are ErrUnavailable, ErrForbidden and the context's.
+func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
+	findings, err := redischeck.Findings(ctx, l.runner.Client)
+	if err != nil {
+		return findings, classify(ctx, "", err)
+	}
+	if err = l.runner.Preflight(ctx); redischeck.Forbidden(err) {
+		findings = append(findings, fmt.Sprintf("redis: %v: see docs/howto/lock-down-redis.md", err))
+	}
+	return findings, classify(ctx, "", err)
+}
+
+// Ping returns nil if the limiter can decide: Redis answers, and its user may call all that the limiter needs. It is
+// one call, for readiness probes. Errors are ErrUnavailable, ErrForbidden and the context's. See CheckRedis for more.
+func (l *Limiter) Ping(ctx context.Context) error { return classify(ctx, "", l.runner.Preflight(ctx)) }
 
 func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
 	cp, err := l.policyFor(r.Policy, r.Tenant, false)

@@ -2,15 +2,19 @@ package throttle
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"hash/fnv"
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/glob"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
+
+const followWithin = 2 * time.Second // in which other processes learn of changes
 
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's name and
 // its own name, algorithm and scope stay. The line of a removed policy can be taken from until it is empty, and its
@@ -61,6 +65,22 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 		l.config.Logger.Info("throttle: the policies were replaced", "policies", names)
 	}
 	return nil
+}
+
+// leave counts the tickets of a removed policy's line now and then: after none twice, Lines lacks it. It begins when
+// other processes know of the change: until then they may join it.
+func (l *Limiter) leave(cp *compiledPolicy) {
+	cp.removed.Store(true)
+	time.AfterFunc(5*followWithin, func() {
+		if now, _ := l.policyOfLine(cp.line, true); now == cp { // else policies were set
+			if waiting, err := l.runner.CountTickets(context.Background(), cp.line); waiting > 0 || err != nil {
+				cp.empty.Store(0)
+			} else {
+				cp.empty.Add(1)
+			}
+			l.leave(cp)
+		}
+	})
 }
 
 // A policySet holds all policies of a limiter. SetPolicies replaces it as a whole.

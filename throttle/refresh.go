@@ -13,7 +13,6 @@ const (
 	refreshEvery   = time.Minute      // as tenants' settings change, and other processes join by older ones
 	refreshPart    = 1000             // refreshes take at most 1/refreshPart of the time
 	refreshAgain   = 10 * time.Second // after an error
-	followWithin   = 2 * time.Second  // in which other processes learn of changes
 )
 
 // maintain, after a take, refreshes the tickets in line if that is due.
@@ -32,22 +31,6 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 		}
 		cp.refreshAt.CompareAndSwap(math.MaxInt64, time.Now().Add(again).UnixNano()) // else one is due sooner
 	}()
-}
-
-// leave counts the tickets of a removed policy's line now and then: after none twice, Lines lacks it. It begins when
-// other processes know of the change: until then they may join it.
-func (l *Limiter) leave(cp *compiledPolicy) {
-	cp.removed.Store(true)
-	time.AfterFunc(5*followWithin, func() {
-		if now, _ := l.policyOfLine(cp.line, true); now == cp { // else policies were set
-			if waiting, err := l.runner.CountTickets(context.Background(), cp.line); waiting > 0 || err != nil {
-				cp.empty.Store(0)
-			} else {
-				cp.empty.Add(1)
-			}
-			l.leave(cp)
-		}
-	})
 }
 
 // refresh applies tenants' present settings to their tickets in line: with nil to all tenants' tickets.

@@ -1,93 +1,13 @@
 package throttle
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"time"
 
-	"github.com/sluice-go/sluice/throttle/internal/quote"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
-
-// A Pause is the effect of a refusal by the upstream, or of operators: nothing is granted until it ends. Only
-// operators' pauses stop exempt tenants, too. Of several pauses the longest counts. Tickets in line keep their places.
-type Pause struct {
-	At     time.Time `json:"at,omitzero"` // when it was reported; zero if it was set by an operator
-	By     string    `json:"by"`          // which limiter reported it (Config.Name), or which operator set it
-	ByHand bool      `json:"by_hand"`     // set by an operator, and not by a refusal
-	Cause  string    `json:"cause"`       // what refused, such as "429", or the operator's reason; empty if unknown
-	Policy string    `json:"policy"`      // its name
-	Tenant string    `json:"tenant"`      // whose call was refused, or who is paused; empty if that is no tenant
-	Until  time.Time `json:"until"`       // before which nothing is granted
-}
-
-// Describe says what the pause means at a time, and who reported or set it, such as "paused until
-// 14:02:10 UTC by the upstream's 429 to acme, reported by worker-7".
-func (p *Pause) Describe(at time.Time) string {
-	until := p.Until.Add(time.Second - 1).UTC()
-	layout := "15:04:05"
-	if until.Sub(at) > 12*time.Hour {
-		layout = time.DateTime
-	}
-	text, verb := "paused until "+until.Format(layout)+" UTC by ", "reported"
-	switch {
-	case p.ByHand && p.Cause != "":
-		text, verb = text+"hand: "+quote.Name(p.Cause), "set"
-	case p.ByHand:
-		text, verb = text+"hand", "set"
-	default:
-		text += "the upstream's " + cmp.Or(quote.Name(p.Cause), "refusal")
-		if p.Tenant != "" {
-			text += " to " + quote.Name(p.Tenant)
-		}
-	}
-	if p.By == "" {
-		return text
-	}
-	return text + ", " + verb + " by " + quote.Name(p.By)
-}
-
-// An Adapted is the rate that a policy adapted to, after refusals by the upstream: see Policy.KeepRate.
-type Adapted struct {
-	Published float64   `json:"published"` // what the window grants: units per second
-	Rate      float64   `json:"rate"`      // what is granted now: units per second
-	Refusals  int64     `json:"refusals"`  // how often the upstream refused; calls of one moment count once
-	Since     time.Time `json:"since"`     // the first of them
-	Until     time.Time `json:"until"`     // when the window grants as before, unless a call is refused
-	Window    string    `json:"window"`    // the window by which grants are spread
-}
-
-// String says how often the upstream refused, and what is granted now, such as "refused 3 times since
-// 14:02 UTC, now 85% of the limit", or "now spread evenly" while only the spread has changed.
-func (a Adapted) String() string {
-	times, now := "once", "now spread evenly"
-	if a.Refusals > 1 {
-		times = fmt.Sprintf("%d times", a.Refusals)
-	}
-	if percent := fmt.Sprintf("%.3g%%", 100*a.Rate/a.Published); percent != "100%" {
-		now = "now " + percent + " of the limit"
-	}
-	return fmt.Sprintf("refused %s since %s UTC, %s", times, a.Since.UTC().Format("15:04"), now)
-}
-
-// adapted returns the rate in an answer; nil if its window is not one of the policy.
-func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
-	if a.Window < 1 || a.Window > int64(len(o.windows)) {
-		return nil
-	}
-	w := o.windows[a.Window-1]
-	published := float64(w.Limit) / (w.Period + w.Margin).Seconds()
-	return &Adapted{
-		Published: published,
-		Rate:      published * float64(a.Rate) / 1e6,
-		Refusals:  a.Refusals,
-		Since:     time.UnixMicro(a.Since),
-		Until:     time.UnixMicro(a.Until),
-		Window:    w.Name,
-	}
-}
 
 // A Refusal is the effect of a refusal by the upstream.
 type Refusal struct {
@@ -160,13 +80,6 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	}
 	tell(r.limiter, refusal)
 	return refusal, nil
-}
-
-// Remaining reports how much of a limit is left at an upstream.
-type Remaining struct {
-	Unit  string    `json:"unit"`  // what it counts, as a window of the policy does
-	Units int64     `json:"units"` // how many are left
-	Until time.Time `json:"until"` // when the upstream counts from 0 again
 }
 
 // ReportRemaining reports what the upstream has left, by its answer to the reservation's call: 0 to MaxLimit units,

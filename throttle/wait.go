@@ -39,6 +39,16 @@ func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	return d, err
 }
 
+// holdsFrom reports whether a job, or its calls, hold slots of this policy or of one later in name order.
+func (l *Limiter) holdsFrom(policy string, caller *Caller) (found bool) {
+	l.holds.Range(func(_, held any) bool {
+		h := held.(*hold)
+		found = h.caller == caller && h.policy >= policy
+		return !found
+	})
+	return found
+}
+
 // waitInLine waits by a claim. What is not granted in time is denied.
 func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 	began, inTime := time.Now(), ctx

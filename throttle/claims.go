@@ -34,6 +34,13 @@ type waiter struct {
 	taken   chan TakenTicket // gets the ticket of its claim; if closed without one, the claim has to join again
 }
 
+// newState returns the state of a line that no policy has had.
+func (n *Line) newState() *policyState {
+	runner := &n.limiter.runner
+	claims := &claims{line: n, taker: runner.NewTaker(), waiting: map[string]waiter{}}
+	return &policyState{group: runner.NewGroup(), claims: claims, taker: runner.NewTaker()}
+}
+
 // add lets a call wait for the ticket of its claim.
 func (c *claims) add(id string, r Request) (taken <-chan TakenTicket) {
 	c.mu.Lock()

@@ -39,11 +39,9 @@ type policyState struct {
 	taker      *script.Taker
 }
 
-// compile returns a policy, which is valid and has its defaults, for the line of one of its shards.
-func (l *Limiter) compile(p Policy, line string) *compiledPolicy {
-	claims := &claims{line: l.Line(line), taker: l.runner.NewTaker(), waiting: map[string]waiter{}}
-	state := &policyState{group: l.runner.NewGroup(), claims: claims, taker: l.runner.NewTaker()}
-	cp := &compiledPolicy{Policy: p, line: line, settings: p, policyState: state}
+// compile returns a policy, which is valid and has its defaults, for the line of one of its shards, without a state.
+func compile(runner *script.Runner, p Policy, line string) *compiledPolicy {
+	cp := &compiledPolicy{Policy: p, line: line, settings: p}
 	cp.settings.Match, cp.settings.Tenants, cp.settings.Windows = nil, nil, nil
 	cp.flowBy = []string{TenantAttribute}
 	for _, w := range p.Windows {
@@ -90,7 +88,7 @@ func (l *Limiter) compile(p Policy, line string) *compiledPolicy {
 		cp.counting = append(cp.counting, w)
 	}
 	sp.Algorithms = sortedSet(sp.Algorithms)
-	cp.script = l.runner.Prepare(sp)
+	cp.script = runner.Prepare(sp)
 	return cp
 }
 

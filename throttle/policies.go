@@ -39,11 +39,7 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 			set.policies, names, globs = append(set.policies, p), append(names, p.Name), append(globs, p.Match)
 		}
 		for shard := range p.Shards {
-			cp := l.compile(p, p.lineOfShard(shard))
-			if isRemoved {
-				l.leave(cp)
-			}
-			set.add(cp)
+			l.add(set, p, p.lineOfShard(shard), isRemoved)
 		}
 	}
 	if overlaps := glob.Overlaps(globs); len(overlaps) > 0 {
@@ -54,11 +50,7 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	}
 	before := cmp.Or(l.policies.Load(), &policySet{})
 	for _, cp := range before.lines {
-		if set.byLine[cp.line] == nil {
-			gone := l.compile(cp.Policy, cp.line) // another one, as cp is in force until the swap
-			l.leave(gone)
-			set.add(gone)
-		}
+		l.add(set, cp.Policy, cp.line, true) // another one, as cp is in force until the swap
 		set.byLine[cp.line].policyState = cp.policyState
 	}
 	if l.policies.Swap(set) != nil && !reflect.DeepEqual(before.policies, set.policies) {
@@ -91,10 +83,17 @@ type policySet struct {
 	byName   map[string][]*compiledPolicy // in the order of lines
 }
 
-func (set *policySet) add(cp *compiledPolicy) {
-	if set.byLine[cp.line] == nil {
-		set.byLine[cp.line], set.lines = cp, append(set.lines, cp)
-		set.byName[cp.Name] = append(set.byName[cp.Name], cp)
+// add adds one shard of a policy, unless the set has its line.
+func (l *Limiter) add(set *policySet, p Policy, line string, removed bool) {
+	if set.byLine[line] != nil {
+		return
+	}
+	cp := compile(&l.runner, p, line)
+	cp.policyState = l.Line(line).newState()
+	set.byLine[line], set.lines = cp, append(set.lines, cp)
+	set.byName[p.Name] = append(set.byName[p.Name], cp)
+	if removed {
+		l.leave(cp)
 	}
 }
 

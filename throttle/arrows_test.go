@@ -1,120 +1,134 @@
 package throttle_test
 
 import (
-	"github.com/sluice-go/sluice/internal/testhook/expect"
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
 const module = "github.com/sluice-go/sluice"
 
-// goList returns what go list prints, one field a line.
-func goList(t *testing.T, args ...string) []string {
+// goList returns what go list prints of packages, one field a line.
+func goList(t *testing.T, packages string, options ...string) []string {
 	t.Helper()
-	out, err := exec.Command("go", append([]string{"list", "-e"}, args...)...).Output()
-	if err != nil {
-		if exit, ok := err.(*exec.ExitError); ok {
-			t.Fatalf("go list %s: %v\n%s", strings.Join(args, " "), err, exit.Stderr)
-		}
-		t.Fatal(err)
-	}
-	return strings.Fields(string(out))
+	list := exec.Command("go", slices.Concat([]string{"list"}, options, strings.Fields(packages))...)
+	list.Dir, list.Stderr = "..", os.Stderr
+	return strings.Fields(string(expect.Got(list.Output())(t)))
 }
 
 // names reports whether an import path has one of the words between its slashes and dots.
-func names(path string, words ...string) bool {
-	return slices.ContainsFunc(strings.FieldsFunc(path, func(r rune) bool { return r == '/' || r == '.' }), func(part string) bool {
-		return slices.Contains(words, part)
-	})
+func names(path, words string) bool {
+	return regexp.MustCompile(`(^|[/.])(` + words + `)([/.]|$)`).MatchString(path)
 }
 
-// What a package must not know of, however far down.
+// What packages must not know of, however far down, or must not import.
 func TestArrowsPointOneWay(t *testing.T) {
-	for pkg, words := range map[string][]string{
-		"throttle":              {"asynq", "opentelemetry", "prometheus", "worker", "yaml"},
-		"throttle/control":      {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
-		"throttle/httpthrottle": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
-		"throttle/inspect":      {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
-		"throttle/policyfile":   {"asynq", "opentelemetry", "prometheus", "worker"},
-		"throttle/promthrottle": {"asynq", "opentelemetry", "policyfile", "worker", "yaml"},
-		"throttle/usage":        {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
-		"worker":                {"opentelemetry", "policyfile", "prometheus", "yaml"},
-		"worker/batch":          {"opentelemetry", "policyfile", "prometheus", "yaml"},
-		"worker/page":           {"opentelemetry", "policyfile", "prometheus", "yaml"},
-
-		"throttle/internal/script": {"asynq", "opentelemetry", "policyfile", "prometheus", "worker", "yaml"},
+	for packages, words := range map[string]string{
+		`./throttle ./throttle/control ./throttle/httpthrottle ./throttle/inspect ./throttle/internal/script
+			./throttle/usage`: "asynq|opentelemetry|policyfile|prometheus|worker|yaml",
+		"./throttle/policyfile":                 "asynq|opentelemetry|prometheus|worker",
+		"./throttle/promthrottle":               "asynq|opentelemetry|policyfile|worker|yaml",
+		"./worker ./worker/batch ./worker/page": "opentelemetry|policyfile|prometheus|yaml",
 	} {
-		deps := goList(t, "-deps", module+"/"+pkg)
-		expect.That(t, slices.Contains(deps, "github.com/redis/go-redis/v9"), pkg, "go list tells no dependencies", deps)
-		for _, dep := range deps {
-			expect.That(t, !names(dep, words...), "package", pkg, "depends on", dep)
+		for _, dep := range goList(t, packages, "-deps") {
+			expect.That(t, !names(dep, words), "one of", packages, "depends on", dep)
 		}
 	}
-	for pkg, word := range map[string]string{
-		"throttle":                    "http",
-		"throttle/internal/algorithm": "redis",
-		"throttle/internal/glob":      "redis",
-		"worker/internal/dispatch":    "hibiken",
-		"worker/internal/outage":      "hibiken",
-		"internal/apitest":            "throttle",
-		"internal/redischeck":         "throttle",
-		"internal/servers":            "throttle",
+	for packages, word := range map[string]string{
+		"./internal/apitest ./internal/redischeck ./internal/servers": "throttle",
+		"./throttle": "http",
+		"./throttle/internal/algorithm ./throttle/internal/glob": "redis",
+		"./worker/internal/dispatch ./worker/internal/outage":    "hibiken",
 	} {
-		for _, path := range goList(t, "-f", `{{join .Imports "\n"}}`, module+"/"+pkg) {
-			expect.That(t, !names(path, word), "package", pkg, "imports", path)
+		for _, path := range goList(t, packages, "-f", `{{join .Imports "\n"}}`) {
+			expect.That(t, !names(path, word), "one of", packages, "imports", path)
 		}
 	}
 }
 
-// YAML has one door, and so have metrics.
-func TestSomeModulesHaveOneDoor(t *testing.T) {
-	const list = `{{range .Imports}}{{$.ImportPath}}={{.}} {{end}}{{range .TestImports}}{{$.ImportPath}}={{.}} {{end}}{{range .XTestImports}}{{$.ImportPath}}={{.}} {{end}}`
-	arrows := goList(t, "-f", list, module+"/...")
-	for word, door := range map[string]string{"opentelemetry": "worker/tasktrace", "prometheus": "throttle/promthrottle", "yaml": "throttle/policyfile"} {
-		seen := false
+// YAML has one door, and so have metrics and traces, in tests too. Beside tests, go-redis is known to those that call
+// Redis, pass a client on, or use its types and errors. docs/architecture.md says which of these call.
+func TestOnlyTheseImport(t *testing.T) {
+	arrows := goList(t, "./...", "-f", `{{range .Imports}}{{$.ImportPath}}={{.}} {{end}}
+		{{range .TestImports}}{{$.ImportPath}}_test={{.}} {{end}}{{range .XTestImports}}{{$.ImportPath}}_test={{.}} {{end}}`)
+	for word, importers := range map[string]string{
+		"go-redis": `cmd/sluice cmd/sluice/internal/drain cmd/sluice/internal/redisconn cmd/worker-demo
+			docs/tutorial/step2 docs/tutorial/step3 docs/tutorial/step4
+			internal/hooktest internal/redischeck internal/servers internal/testhook scripts/soak
+			throttle throttle/control throttle/inspect throttle/internal/limitertest throttle/internal/script
+			throttle/throttletest throttle/usage
+			worker worker/batch worker/internal/asynqredis worker/internal/sitetest worker/workertest`,
+		"opentelemetry": "worker/tasktrace",
+		"prometheus":    "throttle/promthrottle",
+		"yaml":          "throttle/policyfile",
+	} {
+		var found []string
 		for _, arrow := range arrows {
-			from, to, _ := strings.Cut(arrow, "=")
-			if from = strings.TrimSuffix(from, "_test"); !names(to, word) {
-				continue
+			from, to, _ := strings.Cut(strings.TrimPrefix(arrow, module+"/"), "=")
+			if pkg, isTest := strings.CutSuffix(from, "_test"); names(to, word) && !(isTest && word == "go-redis") {
+				found = append(found, pkg)
 			}
-			seen = true
-			expect.Equal(t, from, module+"/"+door, "imports", to)
 		}
-		expect.That(t, seen, "no package imports", word, "is the test looking in the wrong place?")
+		expect.Equal(t, slices.Compact(found), strings.Fields(importers), "import", word)
 	}
-}
-
-// Who calls Redis, passes a client on, or uses its types and errors. docs/architecture.md says which of these call.
-func TestOnlyTheseImportTheRedisClient(t *testing.T) {
-	importers := strings.Fields(`
-		throttle throttle/control throttle/inspect throttle/internal/script throttle/usage
-		worker worker/batch worker/internal/asynqredis
-		cmd/sluice cmd/sluice/internal/drain cmd/sluice/internal/redisconn cmd/worker-demo
-		internal/redischeck
-		throttle/internal/limitertest throttle/throttletest worker/internal/sitetest worker/workertest
-		internal/hooktest internal/servers internal/testhook`)
-	const list = `{{range .Imports}}{{$.ImportPath}}={{.}} {{end}}`
-	var found []string
-	for _, arrow := range goList(t, "-f", list, module+"/throttle/...", module+"/worker/...", module+"/cmd/...", module+"/internal/...") {
-		if from, to, _ := strings.Cut(arrow, "="); to == "github.com/redis/go-redis/v9" {
-			found = append(found, strings.TrimPrefix(from, module+"/"))
-		}
-	}
-	slices.Sort(found)
-	slices.Sort(importers)
-	expect.Equal(t, found, importers)
 }
 
 // A worker links the modules that asynq links anyway, and no other.
 func TestAWorkerLinksWhatAsynqLinks(t *testing.T) {
 	const modules = `{{with .Module}}{{.Path}}{{end}}`
-	asynqs := goList(t, "-deps", "-f", modules, "github.com/hibiken/asynq")
-	expect.That(t, slices.Contains(asynqs, "github.com/redis/go-redis/v9"), "go list tells no modules of asynq", asynqs)
-	for _, pkg := range []string{"throttle", "throttle/control", "throttle/usage", "worker", "worker/batch", "worker/page"} {
-		for _, path := range slices.Compact(goList(t, "-deps", "-f", modules, module+"/"+pkg)) {
-			expect.That(t, path == module || slices.Contains(asynqs, path), "package", pkg, "links", path)
+	asynqs := goList(t, "github.com/hibiken/asynq", "-deps", "-f", modules)
+	const ours = "./throttle ./throttle/control ./throttle/usage ./worker ./worker/batch ./worker/page"
+	for _, path := range slices.Compact(goList(t, ours, "-deps", "-f", modules)) {
+		expect.That(t, path == module || slices.Contains(asynqs, path), "one of", ours, "links", path)
+	}
+}
+
+// The files of this package stand in rooms. An arrow is the use of a name, field or method of another room.
+func TestRoomsPointDown(t *testing.T) {
+	_, text, _ := strings.Cut(string(expect.Got(os.ReadFile("../docs/architecture.md"))(t)), "point down:\n\n```\n")
+	text, _, _ = strings.Cut(text, "```")
+	rooms := map[string]int{} // of files: from 1, at the top
+	for i, line := range strings.Split(text, "\n") {
+		_, files, _ := strings.Cut(line, ": ")
+		for _, file := range strings.Fields(files) {
+			rooms[file+".go"] = i + 1
 		}
 	}
+	exports := map[string]string{}
+	for _, export := range goList(t, "./throttle", "-export", "-deps", "-f", "{{.ImportPath}}={{.Export}}") {
+		path, file, _ := strings.Cut(export, "=")
+		exports[path] = file
+	}
+	set, uses := token.NewFileSet(), map[*ast.Ident]types.Object{}
+	var files []*ast.File
+	for _, name := range goList(t, "./throttle", "-f", `{{join .GoFiles " "}}`) {
+		expect.That(t, rooms[name] > 0, name, "is in no room of docs/architecture.md")
+		files = append(files, expect.Got(parser.ParseFile(set, name, nil, parser.SkipObjectResolution))(t))
+	}
+	expect.Equal(t, len(rooms), len(files), "files in rooms")
+	config := types.Config{Importer: importer.ForCompiler(set, "gc", func(path string) (io.ReadCloser, error) {
+		return os.Open(exports[path])
+	})}
+	pkg := expect.Got(config.Check("throttle", set, files, &types.Info{Uses: uses}))(t)
+	arrows, pairs := map[bool]int{}, map[bool]map[string]int{true: {}, false: {}} // by whether they point up
+	for use, of := range uses {
+		from, to := set.Position(use.Pos()).Filename, set.Position(of.Pos()).Filename
+		if up := rooms[from] > rooms[to]; of.Pkg() == pkg && rooms[from] != rooms[to] {
+			arrows[up]++
+			pairs[up][from+" -> "+to]++
+		}
+	}
+	expect.That(t, 85*arrows[true] < 15*arrows[false], arrows[true], "arrows point up,", arrows[false], "down", pairs[true])
+	expect.That(t, 85*len(pairs[true]) < 15*len(pairs[false]), len(pairs[true]), "pairs of files point up,", len(pairs[false]), "down", pairs[true])
 }

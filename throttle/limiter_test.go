@@ -68,14 +68,14 @@ type step struct {
 // run sends the steps one after the other, and asks Peek before each.
 func run(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, policy string, steps []step) {
 	t.Helper()
-	for i, step := range steps {
-		c.Set(step.at)
-		r := limitertest.Acme(step.cost)
+	for i, want := range steps {
+		c.Set(want.at)
+		r := limitertest.Acme(want.cost)
 		r.Policy = policy
 		peeked := limitertest.Peek(t, l, r)
 		d := limitertest.Reserve(t, l, r)
 		expect.That(t, peeked.Granted == d.Granted && peeked.RetryIn == d.RetryIn,
-			"step", i, "at", step.at, "Peek says", peeked.Granted, peeked.RetryIn, "Reserve", d.Granted, d.RetryIn)
+			"step", i, "at", want.at, "Peek says", peeked.Granted, peeked.RetryIn, "Reserve", d.Granted, d.RetryIn)
 		var denied []string
 		var remaining []int64
 		for _, w := range d.Windows {
@@ -84,12 +84,8 @@ func run(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, policy string,
 			}
 			remaining = append(remaining, w.Remaining)
 		}
-		got := strings.Join(denied, " ")
-		expect.That(t, got == step.deniedBy && d.Granted == (step.deniedBy == "") &&
-			slices.Equal(remaining, step.remaining) && d.RetryIn == step.retryIn,
-			"step", i, "at", step.at, "cost", step.cost, "granted", d.Granted, "denied by", got, "remaining", remaining, "retry in", d.RetryIn, "want denied by", step.deniedBy, step.remaining, step.retryIn)
-		want := limitertest.At(step.at)
-		expect.That(t, d.At.Equal(want), "step", i, "At is", d.At, "want", want)
+		expect.Equal(t, step{want.at, want.cost, strings.Join(denied, " "), remaining, d.RetryIn}, want, "step", i)
+		expect.That(t, d.Granted == (want.deniedBy == "") && d.At.Equal(limitertest.At(want.at)), "step", i, want.at, d)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 func TestThePageWorksInABrowser(t *testing.T) {
 	t.Parallel()
 	b := chromium(t)
-	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	s := newPageServer(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 
 	// Search, by keys.
 	b.open(s.url + "?policy=github")

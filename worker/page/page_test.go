@@ -40,16 +40,16 @@ const token = "a token of 24 characters"
 // hostile is a tenant that would do harm.
 const hostile = `"><script>document.title='harmed'</script><img src=x onerror="document.title='harmed'">` + "\r\ndata: x\u202e"
 
-// A site is a page with what it shows.
-type site struct {
+// A pageServer serves a page, with what it shows.
+type pageServer struct {
 	testing.TB
 	control *control.Store
 	limiter *throttle.Limiter
 	url     string
 }
 
-// newSite returns a page on a Redis where tasks of acme wait and a hostile tenant's do.
-func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *site {
+// newPageServer returns a page on a Redis where tasks of acme wait and a hostile tenant's do.
+func newPageServer(t testing.TB, client *redis.Client, change ...func(*page.Config)) *pageServer {
 	t.Helper()
 	windows := []throttle.Window{
 		{Name: "minute", Limit: 2, Period: time.Minute},
@@ -87,7 +87,7 @@ func newSite(t testing.TB, client *redis.Client, change ...func(*page.Config)) *
 	for _, f := range change {
 		f(&c)
 	}
-	return &site{TB: t, control: store, limiter: limiter, url: serveSite(t, c)}
+	return &pageServer{TB: t, control: store, limiter: limiter, url: serveSite(t, c)}
 }
 
 // serveSite serves a page, and returns its address.
@@ -104,21 +104,21 @@ func serveSite(t testing.TB, c page.Config) string {
 }
 
 // pause pauses the policy, or one tenant of it.
-func (s *site) pause(ctx context.Context, tenant string) {
+func (s *pageServer) pause(ctx context.Context, tenant string) {
 	s.Helper()
 	expect.Must(s, s.control.Pause(ctx, "github", tenant, time.Hour, control.Author{Who: "bob", Why: "the API is down"}))
 }
 
 // A visitor is a browser without scripts.
 type visitor struct {
-	*site
+	*pageServer
 	http   http.Client
 	origin string // of its forms
 }
 
-func (s *site) visitor() *visitor {
+func (s *pageServer) visitor() *visitor {
 	jar, _ := cookiejar.New(nil)
-	return &visitor{site: s, http: http.Client{Jar: jar}, origin: strings.TrimSuffix(s.url, "/sluice/")}
+	return &visitor{pageServer: s, http: http.Client{Jar: jar}, origin: strings.TrimSuffix(s.url, "/sluice/")}
 }
 
 func (v *visitor) do(r *http.Request, status int) string {
@@ -178,7 +178,7 @@ func each(t *testing.T, test func(t *testing.T, client *redis.Client)) {
 // The page says which policies there are, who waits for them, since when, until when and for what.
 func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
-		s := newSite(t, client)
+		s := newPageServer(t, client)
 		v := s.visitor()
 		v.wants(v.get(""), `<a href="./?policy=github">github</a>`, `data-l="Waiting" class="r"><b>10</b>`,
 			"Saturated</b> by tenants’ own limits", "idle", "0 of 5,000 in 1h", "Nothing has been changed.", "Nothing needs you")
@@ -211,7 +211,7 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 // Processes that go by policies of their own are told beside the published version: without one they are no trouble.
 func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
-		s := newSite(t, client)
+		s := newPageServer(t, client)
 		follow := func(limit int64) {
 			policies := s.limiter.Policies()
 			policies[0].Windows[0].Limit = limit
@@ -235,7 +235,7 @@ func TestThePageSaysWhoRunsOtherPolicies(t *testing.T) {
 // What is data stays data, in the page and in its news.
 func TestNamesAreOnlyText(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	s := newPageServer(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	v := s.visitor()
 	csrf := v.signIn()
 	text := url.QueryEscape(hostile)
@@ -257,7 +257,7 @@ func TestNamesAreOnlyText(t *testing.T) {
 // Whoever does not know the token changes nothing, nor does another site by the browser of one who does.
 func TestOnlyOperatorsChangeSomething(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	s := newPageServer(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	pause := url.Values{"what": {"pause"}, "policy": {"github"}, "for": {"1h"}, "why": {"they asked"}, "sure": {"yes"}, "version": {"0"}}
 	stranger := s.visitor()
 	expect.That(t, !strings.Contains(stranger.get("?policy=github"), "csrf"), "a stranger is shown forms")
@@ -281,14 +281,14 @@ func TestOnlyOperatorsChangeSomething(t *testing.T) {
 	anna.post("sign-out", http.StatusOK, nil)
 	anna.post("change", http.StatusUnauthorized, pause)
 
-	readOnly := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), func(c *page.Config) { c.Token = "" }).visitor()
+	readOnly := newPageServer(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), func(c *page.Config) { c.Token = "" }).visitor()
 	readOnly.post("sign-in", http.StatusNotFound, url.Values{"token": {""}, "who": {"anna"}})
 }
 
 // An operator pauses, overrides, and takes both back. The page shows it, and who did it.
 func TestOperatorsChangeLimits(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
-		s := newSite(t, client)
+		s := newPageServer(t, client)
 		v := s.visitor()
 		csrf := v.signIn()
 		version := ""
@@ -383,7 +383,7 @@ func TestOperatorsChangeLimits(t *testing.T) {
 // gone.
 func TestThePageSaysWhatWasRemovedAndPaused(t *testing.T) {
 	each(t, func(t *testing.T, client *redis.Client) {
-		s := newSite(t, client)
+		s := newPageServer(t, client)
 		inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: client.Options().Addr})
 		defer inspector.Close()
 		expect.Must(t, inspector.PauseQueue("default"))
@@ -431,7 +431,7 @@ func TestABadConfigIsRefused(t *testing.T) {
 // A part of a name finds tenants however many wait, and a preview has the one that is changed.
 func TestTheFilterLooksBeyondAPage(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, redis.NewClient(&redis.Options{Addr: throttletest.Redis(t)}))
+	s := newPageServer(t, redis.NewClient(&redis.Options{Addr: throttletest.Redis(t)}))
 	var requests []throttle.Request
 	for i := range 120 {
 		requests = append(requests, throttle.Request{Policy: "idle", Tenant: fmt.Sprint("tenant-", i), Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})
@@ -461,7 +461,7 @@ func TestThePageSaysThatRedisDoesNotAnswer(t *testing.T) {
 		return (&net.Dialer{}).DialContext(ctx, network, addr)
 	}})
 	t.Cleanup(func() { client.Close() })
-	v := newSite(t, client).visitor()
+	v := newPageServer(t, client).visitor()
 	v.wants(v.get(""), "Nothing needs you", "No override, and no pause.")
 	hangs.Store(true)
 	server.Close() // of the connections that are open
@@ -477,7 +477,7 @@ func TestThePageSaysThatRedisDoesNotAnswer(t *testing.T) {
 // Whoever follows the page gets its content at once, and again when it has changed.
 func TestThePageIsLive(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	s := newPageServer(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	r, _ := http.NewRequestWithContext(ctx, "GET", s.url+"live", nil)
@@ -503,7 +503,7 @@ func TestThePageIsLive(t *testing.T) {
 // The page loads nothing from elsewhere, and lets nobody frame it.
 func TestThePageTrustsNobody(t *testing.T) {
 	t.Parallel()
-	s := newSite(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
+	s := newPageServer(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	resp := expect.Got(http.Get(strings.TrimSuffix(s.url, "/")))(t)
 	defer resp.Body.Close()
 	expect.That(t, resp.Request.URL.Path == "/sluice/", "without a slash:", resp.Request.URL)

@@ -32,7 +32,7 @@ func TestATaskIDSaysItsFiring(t *testing.T) {
 }
 
 // storeOf stores tasks of the firing at the indexes from..to-1, and returns which were.
-func (s *site) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
+func (s *taskQueue) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
 	s.Helper()
 	var calls []asynqredis.EnqueueCall
 	for i := from; i < to; i++ {
@@ -49,7 +49,7 @@ func (s *site) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
 }
 
 // begun fires the batch, and returns who holds the firing.
-func (s *site) begun() (holder string) {
+func (s *taskQueue) begun() (holder string) {
 	s.Helper()
 	s.ok(expect.ErrOf(s.Fire(s.Context(), nightly, "", time.Time{}, time.Time{}, false)))
 	s.ok(s.Lease(s.Context(), nightly, "holder", time.Minute))
@@ -58,7 +58,7 @@ func (s *site) begun() (holder string) {
 	return "holder"
 }
 
-func (s *site) fields(names ...string) (values []string) {
+func (s *taskQueue) fields(names ...string) (values []string) {
 	s.Helper()
 	fields := expect.Got(s.Fields(s.Context(), nightly))(s)
 	for _, name := range names {
@@ -67,13 +67,13 @@ func (s *site) fields(names ...string) (values []string) {
 	return values
 }
 
-func (s *site) wantFields(values []string, names ...string) {
+func (s *taskQueue) wantFields(values []string, names ...string) {
 	s.Helper()
 	expect.Equal(s, s.fields(names...), values, names)
 }
 
 func TestATickIsDecidedOnce(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		decide := func(tick, after, upTo time.Time, alone, skipped bool) {
 			s.Helper()
 			n, err := s.Fire(s.Context(), asynqredis.Firing{Queue: queue, Batch: "b", Tick: tick}, "a", after, upTo, alone)
@@ -93,7 +93,7 @@ func TestATickIsDecidedOnce(t *testing.T) {
 }
 
 func TestALeaseHasOneHolder(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.begun()
 		lease := func(holder string, d time.Duration, want bool) {
 			s.Helper()
@@ -117,7 +117,7 @@ func TestALeaseHasOneHolder(t *testing.T) {
 
 // Whoever makes the tasks of a resumed firing join again may have missed a pause: then they join once more.
 func TestAFiringThatIsPausedWhileItResumesJoinsAgain(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		holder := s.begun()
 		for held, resumes := range map[string]int{"0": 1, "1": 2} {
 			s.ok(expect.ErrOf(s.Update(s.Context(), nightly, holder, "again", 0)))
@@ -133,7 +133,7 @@ func TestAFiringThatIsPausedWhileItResumesJoinsAgain(t *testing.T) {
 
 // The ID of a task is taken when it has been stored once, though the task is gone, or was rejected.
 func TestATaskOfAFiringIsStoredOnce(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		expect.Equal(s, s.storeOf(nightly, 0, 3), nil, "stored without a firing")
 		s.begun()
 		expect.Equal(s, s.storeOf(nightly, 0, 3), []int{0, 1, 2}, "stored")
@@ -153,7 +153,7 @@ func TestATaskOfAFiringIsStoredOnce(t *testing.T) {
 
 // A task is counted once, by what became of it.
 func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.begun()
 		s.storeOf(nightly, 0, 7)
 		set := func(index int, state string) {
@@ -193,7 +193,7 @@ func TestATaskOfAFiringIsCountedOnce(t *testing.T) {
 
 // What is kept beside a firing is its holder's to write. A letter for each index says what became of its task.
 func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		holder := s.begun()
 		expect.Equal(s, expect.Got(s.Kept(s.Context(), nightly, "plan"))(s), "", "before a plan")
 		s.ok(expect.ErrOf(s.Update(s.Context(), nightly, holder, ":plan", "{}", "late", 3)))
@@ -215,7 +215,7 @@ func TestOnlyTheHolderWritesBesideAFiring(t *testing.T) {
 
 // Tasks that wait anywhere are held, released or deleted. Those that run are left alone.
 func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.begun()
 		s.storeOf(nightly, 0, 5)
 		all := []int{0, 1, 2, 3, 4, 5}
@@ -252,7 +252,7 @@ func TestTasksOfAFiringThatWaitAreHeldReleasedOrDeleted(t *testing.T) {
 
 // Tasks that a killed scheduler only stored are due at once, and join by the marks of their store.
 func TestTasksThatWereOnlyStoredAreDueAtOnce(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.begun()
 		s.storeOf(nightly, 0, 3)
 		expect.Equal(s, s.storeOf(nightly, 0, 4), []int{3}, "stored by the next scheduler")
@@ -264,7 +264,7 @@ func TestTasksThatWereOnlyStoredAreDueAtOnce(t *testing.T) {
 
 // Neither a waiting task nor a pending one starts while its firing is paused or cancelled, or outside its hours.
 func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.begun()
 		s.storeOf(nightly, 0, 6)
 		id := nightly.ID
@@ -296,7 +296,7 @@ func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
 
 // What has failed runs again, with all its retries, if asynq's archive has it. Nothing else does.
 func TestTasksOfAFiringThatFailedAreRetried(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.begun()
 		s.storeOf(nightly, 0, 4)
 		ok, err := s.Want(s.Context(), nightly, "retry")

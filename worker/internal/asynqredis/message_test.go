@@ -87,7 +87,7 @@ func TestMessagesDoNotGrow(t *testing.T) {
 
 // What is read of a message is what asynq's client has put into it.
 func TestAMessageIsReadAsAsynqWroteIt(t *testing.T) {
-	s := &site{TB: t, redis: throttletest.Client(t, throttletest.Miniredis(t).Addr())}
+	s := &taskQueue{TB: t, redis: throttletest.Client(t, throttletest.Miniredis(t).Addr())}
 	deadline := time.Now().Add(time.Hour).Truncate(time.Second)
 	headers := map[string]string{"a": "1", "": "2", "b": ""}
 	task := asynq.NewTaskWithHeaders("the type", []byte("the\x00payload"), headers)
@@ -106,7 +106,7 @@ func TestAMessageIsReadAsAsynqWroteIt(t *testing.T) {
 
 // Two tasks with one ID are told apart. One task is the same at every attempt.
 func TestAJoinKeyTellsTasksOfOneIDApart(t *testing.T) {
-	s := &site{TB: t, redis: throttletest.Client(t, throttletest.Miniredis(t).Addr())}
+	s := &taskQueue{TB: t, redis: throttletest.Client(t, throttletest.Miniredis(t).Addr())}
 	key := func(typename, payload string) string {
 		return s.capturedTask(asynq.NewTask(typename, []byte(payload)), asynq.TaskID("a")).Message.JoinKey()
 	}

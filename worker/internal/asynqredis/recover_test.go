@@ -15,7 +15,7 @@ import (
 )
 
 // recovers fails unless these tasks go back of those that asynq's recoverer has found.
-func (s *site) recovers(c *asynqredis.Client, want string, ids ...string) {
+func (s *taskQueue) recovers(c *asynqredis.Client, want string, ids ...string) {
 	s.Helper()
 	back := slices.DeleteFunc(ids, func(id string) bool {
 		is := expect.Got(c.Recover(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, ""))(s)
@@ -25,7 +25,7 @@ func (s *site) recovers(c *asynqredis.Client, want string, ids ...string) {
 }
 
 // leaseEnds sets when the leases of tasks end.
-func (s *site) leaseEnds(in time.Duration, ids ...string) {
+func (s *taskQueue) leaseEnds(in time.Duration, ids ...string) {
 	for _, id := range ids {
 		s.redis.ZAdd(s.Context(), "asynq:{default}:lease", z(id, time.Now().Add(in)))
 	}
@@ -33,7 +33,7 @@ func (s *site) leaseEnds(in time.Duration, ids ...string) {
 
 // A server dies. What it made active goes back once, unless asynq renewed the lease: then the task has run a while.
 func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.store("a", "renewed")
 		s.ok(expect.ErrOf(s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("pending"))))
 		dead := asynqredis.New(s.redis)
@@ -66,7 +66,7 @@ func TestTasksOfADeadServerGoBackOnce(t *testing.T) {
 
 // A task without retries left goes back unless its server has noted that it may have started. The note is that of one call, and only of a task that this call made active.
 func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		for _, id := range []string{"started", "first", "second"} {
 			s.ok(expect.ErrOf(s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID(id), asynq.MaxRetry(0))))
 		}

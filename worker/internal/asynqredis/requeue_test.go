@@ -9,7 +9,7 @@ import (
 )
 
 func TestARequeueSchedulesAnActiveTask(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.store("a")
 		call, at := s.NewCall(), time.Now().Add(time.Minute)
 		picks := expect.Got(s.Pick(s.Context(), queue, call, s.waiting("a")))(s)
@@ -46,7 +46,7 @@ func TestARequeueSchedulesAnActiveTask(t *testing.T) {
 // The ticket of an active task is given up. Whoever requeues the task learns it, however often: the
 // task is due at once, unless it waits for something else than its line, or was picked since.
 func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		for i, row := range []struct {
 			left  bool
 			again bool // it was picked once more since
@@ -89,7 +89,7 @@ func TestARequeuedTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 
 // A task that is put back to wait is due at once, too, if its ticket has left meanwhile.
 func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.store("left", "waits")
 		call := s.NewCall()
 		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, call, s.waiting("left", "waits"))))
@@ -102,7 +102,7 @@ func TestARestoredTaskWhoseTicketHasLeftIsDue(t *testing.T) {
 
 // A requeue prolongs the lock of a task, as its holder, and never shortens it. That of another client's task may end.
 func TestARequeueNeverShortensALock(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		ctx := s.Context()
 		for name, row := range map[string]struct {
 			ours   bool

@@ -20,7 +20,7 @@ import (
 
 // What Store leaves is what asynq's client schedules, so that its tools and its server know it.
 func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		at := time.Now().Add(2 * time.Minute)
 		unique := asynq.Unique(time.Hour)
 		results, err := s.Store(s.Context(), queue, "line", []asynqredis.EnqueueCall{s.captured("a"), s.captured("b", unique), s.captured("c"), s.captured("c")}, at)
@@ -54,7 +54,7 @@ func TestStoreSchedulesAsAsynqDoes(t *testing.T) {
 }
 
 func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		arrange := func(tasks []asynqredis.WaitingTask, move asynqredis.Move) {
 			s.Helper()
 			var all []asynqredis.Move
@@ -97,7 +97,7 @@ func TestOnlyTasksThatWaitAreArranged(t *testing.T) {
 
 // A pick takes what waits in line, and says of everything else why it does not.
 func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.store("a", "b", "c", "d", "e", "f")
 		_, err := s.Apply(s.Context(), queue, []asynqredis.Move{{ID: "c", JoinKey: s.key("c")}})
 		s.ok(err)
@@ -131,7 +131,7 @@ func TestAPickTakesWhatWaitsAndSaysWhyNot(t *testing.T) {
 
 // The lock of a unique task holds while it waits, and from the pick on for as long as it was to.
 func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		task := s.captured("u", asynq.Unique(time.Hour))
 		_, err := s.Store(s.Context(), queue, "line", []asynqredis.EnqueueCall{task}, time.Now().Add(3*time.Hour))
 		s.ok(err)
@@ -148,7 +148,7 @@ func TestAPickKeepsTheLockOfAUniqueTask(t *testing.T) {
 
 // What an archive has no room for is deleted. A lock that was kept for longer lasts for its own time, archived or run.
 func TestAnArchiveKeepsItsBounds(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		old := make([]redis.Z, 9999)
 		for i := range old {
 			old[i] = z(fmt.Sprint("old", i), time.Now().Add(-time.Hour))
@@ -173,7 +173,7 @@ func TestAnArchiveKeepsItsBounds(t *testing.T) {
 }
 
 func TestADequeueTakesWhatIsPending(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		for _, id := range []string{"a", "b", "c d:e 5", "f", "g"} {
 			s.ok(expect.ErrOf(s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID(id))))
 		}
@@ -240,7 +240,7 @@ func TestLinesThatNobodyWatchesAreFound(t *testing.T) {
 
 // What is put back is only what that call has made active, and nobody took since.
 func TestOnlyWhatACallMadeActiveIsRestored(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		s.store("a", "b")
 		mine, theirs := s.NewCall(), s.NewCall()
 		s.ok(expect.ErrOf(s.Pick(s.Context(), queue, mine, s.waiting("a"))))
@@ -253,7 +253,7 @@ func TestOnlyWhatACallMadeActiveIsRestored(t *testing.T) {
 }
 
 func TestForwardMovesWhatIsDue(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		past := time.Now().Add(-time.Hour)
 		s.store("line", "other")
 		_, err := s.plain.Enqueue(asynq.NewTask("call", nil), asynq.TaskID("plain"), asynq.ProcessIn(time.Second))
@@ -298,7 +298,7 @@ func TestForwardMovesWhatIsDue(t *testing.T) {
 }
 
 func TestNudgesNameEachPolicyOnce(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		ctx := s.Context()
 		for _, policies := range [][]any{{"a", "b"}, {"a"}, {"c"}} {
 			s.ok(s.Nudge(ctx, queue, policies...))
@@ -318,7 +318,7 @@ func TestNudgesNameEachPolicyOnce(t *testing.T) {
 
 // Only what waits is dropped. A look changes nothing.
 func TestWhatWaitsIsDropped(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		key := func(name string) string { return "asynq:{" + queue + "}:" + name }
 		for to, dropped := range map[string]bool{asynqredis.Look: false, asynqredis.Archive: true, asynqredis.Delete: true} {
 			moves, want := []asynqredis.Move{{ID: "none"}}, []bool{true, dropped, false, false, dropped, true, true}
@@ -347,7 +347,7 @@ func TestWhatWaitsIsDropped(t *testing.T) {
 }
 
 func TestARedisHasOneID(t *testing.T) {
-	each(t, func(s *site) {
+	each(t, func(s *taskQueue) {
 		mine := expect.Got(s.Database(s.Context()))(s)
 		theirs := expect.Got(asynqredis.New(s.redis).Database(s.Context()))(s)
 		expect.That(t, mine == theirs && len(mine) >= 8, "identities", mine, "and", theirs, "of one Redis")

@@ -25,8 +25,8 @@ const slow = time.Minute
 // wholly is how far a lock may be off: the time until a task starts and a TTL are in whole seconds.
 const wholly = 2 * time.Second
 
-// A site is one queue in a Redis, with asynq's own tools on it.
-type site struct {
+// A taskQueue is one queue in a Redis, with asynq's own tools on it.
+type taskQueue struct {
 	testing.TB
 	*asynqredis.Client
 	inspector *asynq.Inspector
@@ -38,7 +38,7 @@ type site struct {
 type elsewhere struct{ redis.UniversalClient }
 
 // each runs the test on real Redis and on miniredis, as it is, and as on a Cluster with every script call sent twice.
-func each(t *testing.T, test func(s *site)) {
+func each(t *testing.T, test func(s *taskQueue)) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		for _, how := range []string{"once", "twice"} {
@@ -59,7 +59,7 @@ func each(t *testing.T, test func(s *site)) {
 					return next(ctx, cmd)
 				}))
 				opt := asynq.RedisClientOpt{Addr: client.Options().Addr}
-				s := &site{
+				s := &taskQueue{
 					TB: t, Client: asynqredis.New(connection), inspector: asynq.NewInspector(opt),
 					plain: asynq.NewClient(opt), redis: client,
 				}
@@ -72,12 +72,12 @@ func each(t *testing.T, test func(s *site)) {
 }
 
 // captured is what asynq's client would enqueue.
-func (s *site) captured(id string, opts ...asynq.Option) asynqredis.EnqueueCall {
+func (s *taskQueue) captured(id string, opts ...asynq.Option) asynqredis.EnqueueCall {
 	s.Helper()
 	return s.capturedTask(asynq.NewTask("call", []byte("payload of "+id)), append(opts, asynq.TaskID(id))...)
 }
 
-func (s *site) capturedTask(task *asynq.Task, opts ...asynq.Option) asynqredis.EnqueueCall {
+func (s *taskQueue) capturedTask(task *asynq.Task, opts ...asynq.Option) asynqredis.EnqueueCall {
 	s.Helper()
 	var call asynqredis.EnqueueCall
 	client := asynq.NewClient(hooktest.With(asynq.RedisClientOpt{Addr: s.redis.Options().Addr}, hooktest.Hook(
@@ -97,7 +97,7 @@ func (s *site) capturedTask(task *asynq.Task, opts ...asynq.Option) asynqredis.E
 	return call
 }
 
-func (s *site) store(ids ...string) {
+func (s *taskQueue) store(ids ...string) {
 	s.Helper()
 	var calls []asynqredis.EnqueueCall
 	for _, id := range ids {
@@ -110,9 +110,9 @@ func (s *site) store(ids ...string) {
 }
 
 // key is the join key of a task that captured made.
-func (s *site) key(id string) string { return s.captured(id).Message.JoinKey() }
+func (s *taskQueue) key(id string) string { return s.captured(id).Message.JoinKey() }
 
-func (s *site) waiting(ids ...string) (tasks []asynqredis.WaitingTask) {
+func (s *taskQueue) waiting(ids ...string) (tasks []asynqredis.WaitingTask) {
 	for _, id := range ids {
 		tasks = append(tasks, asynqredis.WaitingTask{ID: id, JoinKey: s.key(id)})
 	}
@@ -120,7 +120,7 @@ func (s *site) waiting(ids ...string) (tasks []asynqredis.WaitingTask) {
 }
 
 // restore puts tasks back that keep their marks, if they are active by the call.
-func (s *site) restore(r asynqredis.RestoreOptions, ids ...string) {
+func (s *taskQueue) restore(r asynqredis.RestoreOptions, ids ...string) {
 	s.Helper()
 	r.Queue, r.Mark = queue, asynqredis.KeptMark
 	for _, r.ID = range ids {
@@ -129,14 +129,14 @@ func (s *site) restore(r asynqredis.RestoreOptions, ids ...string) {
 	}
 }
 
-func (s *site) ok(err error) {
+func (s *taskQueue) ok(err error) {
 	s.Helper()
 	expect.Must(s, err)
 }
 
 // wantStates fails unless asynq's tools show just these tasks: "ID STATE, ID STATE", by ID. It also
 // compares the sets and lists with what the tasks say of themselves.
-func (s *site) wantStates(want string) {
+func (s *taskQueue) wantStates(want string) {
 	s.Helper()
 	ctx := s.Context()
 	var states []string
@@ -173,7 +173,7 @@ func ids(messages []asynqredis.Message) string {
 func z(id string, at time.Time) redis.Z { return redis.Z{Score: float64(at.Unix()), Member: id} }
 
 // wantLeases checks that the leases of these tasks have just begun.
-func (s *site) wantLeases(ids ...string) {
+func (s *taskQueue) wantLeases(ids ...string) {
 	s.Helper()
 	for _, id := range ids {
 		end := expect.Got(s.redis.ZScore(s.Context(), "asynq:{"+queue+"}:lease", id).Result())(s)

@@ -210,7 +210,7 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 	limitertest.EachCase(t, ways, func(t *testing.T, client *redis.Client, giveBack func(context.Context, throttle.Reservation) error) {
 		slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Lease: h, Shared: true}
 		l := limitertest.New(t, client, limitertest.Policy(slots))
-		ctx, cancel := context.WithTimeout(throttle.WithCaller(t.Context(), &throttle.Caller{}), m)
+		ctx, cancel := context.WithTimeout(throttle.WithCaller(t.Context(), &throttle.Caller{}), 10*s)
 		defer cancel()
 		held := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
 		held.Hold(ctx)
@@ -218,7 +218,7 @@ func TestAJobThatHoldsASlotWaitsForNone(t *testing.T) {
 		r := limitertest.Acme(1)
 		r.Ticket = throttle.Ticket{Queue: "q", ID: "t"}
 		err := expect.ErrOf(l.Wait(ctx, r))
-		expect.That(t, errors.As(err, &denied) && denied.Cause == nil && !denied.Decision.Queued, "it holds a slot", err)
+		expect.Require(t, errors.As(err, &denied) && denied.Cause == nil && !denied.Decision.Queued, "it holds a slot", err)
 		expect.Must(t, giveBack(ctx, held))
 		others := limitertest.Reserve(t, l, limitertest.Acme(1)).Reservation
 		ended := waits(ctx, t, client, l, limitertest.Acme(1))

@@ -43,6 +43,8 @@ func TestStateTellsWhoWaits(t *testing.T) {
 		last := st.joins("a6") // it keeps its place
 		before := limitertest.Dump(t, client)
 		got := state(t, st.l, inspect.Query{})
+		st.plan(inspect.PlanOptions{}, demand("a", 1, ""))
+		expect.Must(t, expect.ErrOf(inspect.Of(st.l).Explain(t.Context(), limitertest.Ticket("a4"))))
 		expect.Equal(t, fmt.Sprint(limitertest.Dump(t, client)), fmt.Sprint(before), before)
 		expect.That(t, got.At.Equal(limitertest.At(2*s)) && got.Waiting == 4 &&
 			got.PerSecond == 0.25 && got.Next == "" && got.Pause == nil, got)

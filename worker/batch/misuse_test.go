@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -98,30 +96,6 @@ func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
 		expect.That(t, err == nil && status.State == batch.StateWaiting && status.DelayedBy == want, status, err)
 		s.WantOnceEach(s, 0)
 	})
-}
-
-// Otherwise it would be a task of all tenants.
-func TestARowWhoseTenantIsNoTextIsRefused(t *testing.T) {
-	for _, tenant := range []string{"7", "null"} {
-		path, got := filepath.Join(t.TempDir(), "tasks"), error(nil)
-		expect.Must(t, os.WriteFile(path, []byte(`{"tenant": `+tenant+`}`), 0o600))
-		for _, err := range (batch.JSONLines{Path: path, Type: "call"}).Tasks()(t.Context(), batch.Firing{}, "8") {
-			got = err
-		}
-		expect.That(t, got != nil && strings.HasSuffix(got.Error(), ":1: tenant: must be text"), tenant, got)
-	}
-}
-
-// Only the field tenant names the tenant of a line, in no other spelling.
-func TestARowIsOfItsTenantAlone(t *testing.T) {
-	path, rows := filepath.Join(t.TempDir(), "tasks"), 0
-	text := `{"Tenant":"x"}` + "\n" + `{"tenant":"8","TENANT":7}` + "\n" + `{"tenant":"9"}` + "\n[1]"
-	expect.Must(t, os.WriteFile(path, []byte(text), 0o600))
-	for _, err := range (batch.JSONLines{Path: path, Type: "call"}).Tasks()(t.Context(), batch.Firing{}, "8") {
-		expect.Must(t, err)
-		rows++
-	}
-	expect.Equal(t, rows, 3)
 }
 
 func firings(s *site, p *process, n int) []batch.Firing {

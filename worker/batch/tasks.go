@@ -1,14 +1,11 @@
 package batch
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"iter"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"text/template"
@@ -33,22 +30,6 @@ func List(tenants ...string) Tenants {
 		return func(yield func(string, error) bool) {
 			for _, tenant := range tenants {
 				if !yield(tenant, nil) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// ListFile is Tenants for a file with one name a line. Empty lines, and lines that begin with #, are left out.
-func ListFile(path string) Tenants {
-	return func(context.Context, Firing) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) {
-			for line, err := range lines(path) {
-				if line = bytes.Trim(bytes.TrimSpace(line), "\ufeff"); err == nil && (len(line) == 0 || line[0] == '#') {
-					continue
-				}
-				if !yield(string(line), err) || err != nil {
 					return
 				}
 			}
@@ -105,68 +86,4 @@ func (t Template) Tasks() (Tasks, error) {
 			}
 		}
 	}, nil
-}
-
-// JSONLines are tasks from a file with one JSON value a line. Each is the payload of one task, for
-// every tenant. A line that is an object with the field "tenant" is for that tenant only. The file
-// must not change while a firing is enqueued.
-type JSONLines struct {
-	Cost map[string]int64 // of each task, per unit; the default is 1 of throttle.Requests
-	Path string
-	Type string
-}
-
-// Tasks returns the file's Tasks.
-func (l JSONLines) Tasks() Tasks {
-	return func(_ context.Context, _ Firing, tenant string) iter.Seq2[*asynq.Task, error] {
-		return func(yield func(*asynq.Task, error) bool) {
-			n := 0
-			for line, err := range lines(l.Path) {
-				n++
-				if len(bytes.TrimSpace(line)) == 0 && err == nil {
-					continue
-				}
-				if err == nil && !json.Valid(line) {
-					err = fmt.Errorf("batch: %s:%d: must be one JSON value", l.Path, n)
-				}
-				row, owner := map[string]json.RawMessage{}, tenant
-				_ = json.Unmarshal(line, &row) // it stays empty if the line is no object
-				if whose := row["tenant"]; err == nil && whose != nil && (string(whose) == "null" || json.Unmarshal(whose, &owner) != nil) {
-					err = fmt.Errorf("batch: %s:%d: tenant: must be text", l.Path, n)
-				}
-				if err != nil {
-					yield(nil, err)
-					return
-				}
-				if owner != tenant {
-					continue
-				}
-				task := worker.NewTask(worker.Identity{Cost: l.Cost, Tenant: tenant}, l.Type, bytes.Clone(line))
-				if !yield(task, nil) {
-					return
-				}
-			}
-		}
-	}
-}
-
-func lines(path string) iter.Seq2[[]byte, error] {
-	return func(yield func([]byte, error) bool) {
-		file, err := os.Open(path)
-		if err != nil {
-			yield(nil, fmt.Errorf("batch: %w", err))
-			return
-		}
-		defer file.Close()
-		scanner := bufio.NewScanner(file)
-		scanner.Buffer(nil, 1<<20) // the longest line
-		for scanner.Scan() {
-			if !yield(scanner.Bytes(), nil) {
-				return
-			}
-		}
-		if err := scanner.Err(); err != nil {
-			yield(nil, fmt.Errorf("batch: %s: %w", path, err))
-		}
-	}
 }

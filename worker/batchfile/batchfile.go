@@ -74,7 +74,7 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 		if err != nil {
 			return b, from.Bad("tenants_file", nil, err.Error())
 		}
-		b.Tenants = batch.ListFile(path)
+		b.Tenants = tenantsOf(path)
 	}
 	tasks := from.Tasks
 	i := slices.IndexFunc(policies, func(p throttle.Policy) bool { return p.Matches(tasks.Type) })
@@ -86,7 +86,7 @@ func read(dir string, from policyfile.Batch, policies []throttle.Policy) (batch.
 		if err != nil {
 			return b, from.Bad("tasks", nil, "file: "+err.Error())
 		}
-		b.Tasks = batch.JSONLines{Cost: tasks.Cost, Path: path, Type: tasks.Type}.Tasks()
+		b.Tasks = tasksOf(path, tasks.Type, tasks.Cost)
 	} else {
 		all, err := batch.Template{
 			Cost: tasks.Cost, Count: int(tasks.Count), Payload: tasks.Payload, Type: tasks.Type,

@@ -141,5 +141,5 @@ func (w WindowState) PerSecond(at time.Time) float64 {
 // Read calls f with the client of the line and what its keys begin with. Errors are Take's.
 func (n *Line) Read(ctx context.Context, f func(client redis.UniversalClient, prefix string) error) error {
 	r := &n.limiter.runner
-	return classify(ctx, PolicyOf(n.name), f(r.Client, script.Prefix(r.Prefix, n.name)))
+	return classify(ctx, script.PolicyOf(n.name), f(r.Client, script.Prefix(r.Prefix, n.name)))
 }

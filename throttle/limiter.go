@@ -96,9 +96,9 @@ func New(c Config) (*Limiter, error) {
 	if hooks, ok := c.Client.(*testhook.Client); ok {
 		l.hook(hooks)
 	}
-	l.runner.Called = func(ctx context.Context, line, script string, n int, took time.Duration, err error) {
-		policy := PolicyOf(line)
-		tell(l, Call{classify(ctx, policy, err), n, policy, script, took})
+	l.runner.Called = func(ctx context.Context, line, name string, n int, took time.Duration, err error) {
+		policy := script.PolicyOf(line)
+		tell(l, Call{classify(ctx, policy, err), n, policy, name, took})
 	}
 	l.config.Policies = nil
 	if err := l.SetPolicies(c.Policies); err != nil {

@@ -50,7 +50,7 @@ type Place struct {
 // (Decision.Exempt). The line may be a removed policy's, but not one that a policy in force has left by other shards.
 // With an error, a Queued place's ticket has joined; others may have. Errors are Take's and the TenantFunc's.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
-	places, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(PolicyOf(n.name)), (*operation).joinRequest)
+	places, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(script.PolicyOf(n.name)), (*operation).joinRequest)
 	for _, p := range places {
 		if err == nil || p.Queued {
 			tell(n.limiter, p)

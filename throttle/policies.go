@@ -7,11 +7,11 @@ import (
 	"hash/fnv"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/glob"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 const followWithin = 2 * time.Second // in which other processes learn of changes
@@ -118,7 +118,7 @@ func (l *Limiter) Match(taskType string, waited bool) (Policy, bool) {
 
 // Lookup returns the policy of that name, or of the line of that name, or false. It may have been removed.
 func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
-	if shards := l.policies.Load().byName[PolicyOf(policyOrLine)]; shards != nil {
+	if shards := l.policies.Load().byName[script.PolicyOf(policyOrLine)]; shards != nil {
 		return shards[0].settings, true
 	}
 	return Policy{}, false
@@ -182,10 +182,4 @@ func (p *Policy) lineOfShard(shard int) string {
 		return p.Name
 	}
 	return fmt.Sprintf("%s/%dof%d", p.Name, shard+1, p.Shards)
-}
-
-// PolicyOf returns the name of the policy that a line belongs to.
-func PolicyOf(line string) string {
-	policy, _, _ := strings.Cut(line, "/")
-	return policy
 }

@@ -35,7 +35,7 @@ func Of(l *throttle.Limiter) Inspector { return Inspector{l} }
 func (i Inspector) Policies() []string {
 	names := i.limiter.Lines()
 	for n, line := range names {
-		names[n] = throttle.PolicyOf(line)
+		names[n] = script.PolicyOf(line)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
@@ -52,7 +52,7 @@ func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 		lines := node.Scan(ctx, 0, script.Prefix(i.limiter.Config().Prefix, "*")+"t", 5000).Iterator()
 		for lines.Next(ctx) {
 			_, name, _ := strings.Cut(lines.Val(), "{")
-			if policy := throttle.PolicyOf(strings.TrimSuffix(name, "}:t")); !slices.Contains(known, policy) {
+			if policy := script.PolicyOf(strings.TrimSuffix(name, "}:t")); !slices.Contains(known, policy) {
 				n, err := node.HLen(ctx, lines.Val()).Result()
 				if err != nil {
 					return err
@@ -72,7 +72,7 @@ func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 
 // lines returns the names of the lines of a policy, also of a removed one, while somebody waits for it.
 func (i Inspector) lines(policy string) ([]string, error) {
-	other := func(line string) bool { return throttle.PolicyOf(line) != policy }
+	other := func(line string) bool { return script.PolicyOf(line) != policy }
 	lines := slices.DeleteFunc(i.limiter.Lines(), other)
 	if len(lines) == 0 {
 		return nil, fmt.Errorf("%w %q", throttle.ErrUnknownPolicy, quote.Short(policy))

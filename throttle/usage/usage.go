@@ -25,6 +25,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // Span is the shortest time that Top covers. The longest is 5 minutes more, the span of a set.
@@ -123,7 +124,7 @@ func (c *Counter) write(l *throttle.Limiter) {
 	for _, line := range l.Lines() {
 		switch n, err := l.Line(line).Len(ctx); {
 		case n > 0:
-			inLine[throttle.PolicyOf(line)] += n
+			inLine[script.PolicyOf(line)] += n
 		case err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE"): // which holds up no other line's sums
 			return
 		}

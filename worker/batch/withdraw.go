@@ -148,12 +148,11 @@ func (w *work) lines(ctx context.Context) (lines []string, err error) {
 			policies[k.Policy] = true
 		}
 	}
-	for _, line := range w.config.Client.Limiter.Lines() {
-		if policies[throttle.PolicyOf(line)] {
-			lines = append(lines, line)
-		}
-	}
-	return lines, err
+	limiter := w.config.Client.Limiter
+	return slices.DeleteFunc(limiter.Lines(), func(line string) bool {
+		p, _ := limiter.Lookup(line)
+		return !policies[p.Name]
+	}), err
 }
 
 // leave takes tasks out of lines.

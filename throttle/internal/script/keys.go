@@ -28,6 +28,12 @@ import (
 // Prefix returns the beginning of all keys of a line. No two pairs have the same: neither part holds a brace.
 func Prefix(prefix, line string) string { return prefix + "sluice:{" + line + "}:" }
 
+// PolicyOf returns the name of the policy that a line belongs to.
+func PolicyOf(line string) string {
+	policy, _, _ := strings.Cut(line, "/")
+	return policy
+}
+
 // ScopeKey returns the key of one scope, without the prefix.
 func ScopeKey(attributes, values []string) string { return scopeKeys(attributes, escapeAll(values)) }
 
@@ -78,12 +84,9 @@ func parseTicket(name string) (queue, id string, ok bool) {
 	if !short {
 		return Unescape(queue), Unescape(id), ok
 	}
-	bytes, err := base64.RawURLEncoding.DecodeString(packed)
-	if err != nil {
-		return "", "", false
-	}
+	bytes, bad := base64.RawURLEncoding.DecodeString(packed)
 	u, err := uuid.FromBytes(bytes)
-	return Unescape(queue), u.String(), err == nil
+	return Unescape(queue), u.String(), bad == nil && err == nil
 }
 
 // FlowMark returns a prefix for the values in the names of a policy's flows, so that tickets which joined by other
@@ -125,8 +128,7 @@ func ParseFlow(flow string) (queue string, batch bool, mark string, values []str
 	return Unescape(queue), batch, mark, values
 }
 
-// Escape writes a name with only letters, digits and _ . - ~ %. Its result is never "-", which stands for an empty
-// word.
+// Escape writes a name with only letters, digits and _ . - ~ %. It never returns "-", which stands for an empty word.
 func Escape(s string) string {
 	if s == "-" {
 		return "%2D"

@@ -172,7 +172,7 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 	for i, task := range tasks {
 		verdict := task.Verdict
 		if verdict != nil && (verdict.Decision.Granted || verdict.NeverFits) &&
-			verdict.Line == d.Limiter.LineOf(throttle.PolicyOf(verdict.Line), verdict.Decision.Tenant) {
+			verdict.Line == d.Limiter.LineOf(verdict.Decision.Policy, verdict.Decision.Tenant) {
 			continue
 		}
 		r, line, ok := d.request(database, task.Queue, task.Message, verdict != nil)

@@ -12,7 +12,8 @@ import (
 // A Caller says which running job makes a call, and records whether the upstream refused one. The context of calls
 // carries it. Its methods are safe for concurrent use. Decision and Request must not change once the job runs.
 //
-// Package worker makes one for each task. A handler uses the worker.Job of its context instead.
+// Package worker makes one for each task: its handlers use the worker.Job of their context instead. Adapters for other
+// queues make their own, and adapters for client libraries find it, as package httpthrottle does: see the example of Line.
 type Caller struct {
 	// Decision is the grant of the job's own cost, by Request.Policy, or zero. Answers to calls are compared with it.
 	Decision Decision

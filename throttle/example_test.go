@@ -6,28 +6,12 @@ import (
 	"log"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// exampleLimiter is a limiter on an embedded Redis; any Redis will do.
-func exampleLimiter(policies ...throttle.Policy) (l *throttle.Limiter, end func()) {
-	server, err := miniredis.Run()
-	if err != nil {
-		log.Fatal(err)
-	}
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	l, err = throttle.New(throttle.Config{Client: client, Policies: policies})
-	if err != nil {
-		log.Fatal(err)
-	}
-	return l, func() { client.Close(); server.Close() }
-}
-
 func ExampleLimiter_Reserve() {
-	limiter, end := exampleLimiter(throttle.Policy{
+	limiter, end := limitertest.Example(throttle.Policy{
 		Name: "github-api",
 		Windows: []throttle.Window{
 			{Name: "per-minute", Limit: 20, Period: time.Minute},
@@ -57,7 +41,7 @@ func ExampleLimiter_Reserve() {
 
 // An estimate is reserved, and corrected when the real cost is known.
 func ExampleReservation_Settle() {
-	limiter, end := exampleLimiter(throttle.Policy{
+	limiter, end := limitertest.Example(throttle.Policy{
 		Name:    "llm",
 		Windows: []throttle.Window{{Name: "spend", Limit: 10_000, Period: time.Hour, Unit: "tokens"}},
 	})
@@ -89,7 +73,7 @@ func ExampleReservation_Settle() {
 }
 
 func ExampleLimiter_Wait() {
-	limiter, end := exampleLimiter(throttle.Policy{
+	limiter, end := limitertest.Example(throttle.Policy{
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "steady", Limit: 2, Period: 100 * time.Millisecond}},
 	})
@@ -111,7 +95,7 @@ func ExampleLimiter_Wait() {
 
 // A slot of a Concurrency window is kept for as long as the work goes on.
 func ExampleReservation_Hold() {
-	limiter, end := exampleLimiter(throttle.Policy{
+	limiter, end := limitertest.Example(throttle.Policy{
 		Name:    "renders",
 		Windows: []throttle.Window{{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Shared: true}},
 	})
@@ -140,55 +124,80 @@ func ExampleReservation_Hold() {
 	// a second one beside it: false
 }
 
-// A job queue of any kind: clients join the line, servers take from it.
+// Adapters for another job queue and another client library, as packages worker and httpthrottle are for theirs.
 func ExampleLine() {
-	limiter, end := exampleLimiter(throttle.Policy{
+	limiter, end := limitertest.Example(throttle.Policy{
 		Name:    "llm",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour, Shared: true}},
 	})
 	defer end()
 	ctx, line := context.Background(), limiter.Line("llm")
+	check := func(err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
 
+	jobs := map[string]throttle.Request{} // the queue
 	var requests []throttle.Request
 	for _, job := range []struct{ tenant, id string }{{"acme", "1"}, {"beta", "2"}, {"acme", "3"}} {
-		requests = append(requests, throttle.Request{
-			Tenant: job.tenant,
-			Ticket: throttle.Ticket{Queue: "default", ID: job.id},
-		})
+		r := throttle.Request{Policy: "llm", Tenant: job.tenant, Ticket: throttle.Ticket{Queue: "default", ID: job.id}}
+		jobs[job.id], requests = r, append(requests, r)
 	}
-	places, err := line.Join(ctx, requests)
-	if err != nil {
-		log.Fatal(err)
+	join := func(requests ...throttle.Request) {
+		places, err := line.Join(ctx, requests)
+		check(err)
+		for i, place := range places {
+			fmt.Println("job", requests[i].Ticket.ID, "starts in", place.RetryIn.Round(time.Hour))
+		}
 	}
-	for i, place := range places {
-		fmt.Println("job", requests[i].Ticket.ID, "starts in", place.RetryIn.Round(time.Hour))
-	}
+	join(requests...)
 
-	// A server with two free slots.
-	taken, err := line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"default": 1}, Max: 2})
-	if err != nil {
-		log.Fatal(err)
+	call := func(ctx context.Context, status string) { // the client library, which a handler uses
+		caller, sent := throttle.CallerFrom(ctx), time.Now()
+		r := throttle.Request{Policy: "llm", Tenant: caller.Request.Tenant}
+		if !caller.Counted("llm") { // else the job's cost has the call
+			_, err := limiter.Wait(ctx, r)
+			check(err)
+		}
+		if fmt.Println("answer:", status); status != "429" {
+			caller.Answered("llm", sent)
+			return
+		}
+		caller.Refused("llm", time.Minute)
+		_, err := limiter.Attach(throttle.Reservation{Request: r}).Pause(ctx, time.Minute, status)
+		check(err)
 	}
-	for _, ticket := range taken.Tickets {
-		fmt.Println("job", ticket.ID, "of", ticket.Decision.Tenant)
-	}
-	// The last one cannot start after all. It keeps its place.
-	if err := line.PutBack(ctx, taken.Tickets[1:]); err != nil {
-		log.Fatal(err)
-	}
-	if taken, err = line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"default": 1}, Max: 2}); err != nil {
-		log.Fatal(err)
-	}
-	for _, ticket := range taken.Tickets {
-		fmt.Println("job", ticket.ID, "of", ticket.Decision.Tenant)
+	for _, status := range []string{"200", "429"} { // a server
+		taken, err := line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"default": 1}, Max: 2})
+		check(err)
+		t, at := taken.Tickets[0], time.Now()
+		check(line.PutBack(ctx, taken.Tickets[1:])) // what cannot start now keeps its place
+		d, r := t.Decision, jobs[t.ID]
+		if time.Since(at) > time.Second || !line.Matches(t, r) { // it was held up, or has changed
+			d, err = line.ReserveAgain(ctx, t, r)
+			if check(err); !d.Granted {
+				continue // it waits again
+			}
+		}
+		fmt.Println("job", t.ID, "of", d.Tenant)
+		caller := &throttle.Caller{Decision: d, Request: throttle.Request{Policy: r.Policy, Tenant: r.Tenant}}
+		call(d.Reservation.Hold(throttle.WithCaller(ctx, caller)), status)
+		check(d.Reservation.Release(ctx))
+		if _, _, refused := caller.Refusal(); refused {
+			r.Front = true
+			join(r)
+		}
 	}
 	// Output:
 	// job 1 starts in 0s
 	// job 2 starts in 0s
 	// job 3 starts in 1h0m0s
 	// job 1 of acme
+	// answer: 200
 	// job 2 of beta
-	// job 2 of beta
+	// answer: 429
+	// job 2 starts in 1h0m0s
 }
 
 func ExampleLimiter_SetPolicies() {
@@ -196,7 +205,7 @@ func ExampleLimiter_SetPolicies() {
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 1, Period: time.Hour}},
 	}
-	limiter, end := exampleLimiter(policy)
+	limiter, end := limitertest.Example(policy)
 	defer end()
 	reserve := func() {
 		d, err := limiter.Reserve(context.Background(), throttle.Request{Policy: "github-api", Tenant: "acme"})

@@ -61,7 +61,8 @@ type effectiveTenant struct {
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin later. Each ends
 // by itself. Tickets that wait follow within seconds, and within a minute after one has ended. What does not suit its
-// policy, or has none, has no effect while that is so. Package control calls this.
+// policy, or has none, has no effect while that is so. Package control calls this, and so does a program that keeps
+// overrides elsewhere.
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{all: i.InForce(i.At), inForce: map[target]intervention{}, offset: time.Until(i.At)}
 	for _, o := range now.all.Overrides {

@@ -10,7 +10,7 @@ import (
 
 // A Line holds the tickets that wait for one policy. It is first come, first served for one tenant,
 // class, attributes and queue, and fair between tenants by weight. It is safe for concurrent use. For a
-// job queue, call Join in its clients, and Take in its servers when they have free slots.
+// job queue, call Join in its clients, and Take in its servers when they have free slots: see the example.
 type Line struct {
 	limiter *Limiter
 	name    string

@@ -112,8 +112,9 @@ func isReport(o asynq.Option) bool {
 	return o.Type() == asynq.TaskIDOpt && asynqredis.IsReport(asynqredis.Ref{ID: id})
 }
 
-// RequestOf returns the task's request to the policy that matches it. It returns an error if no policy with a line
-// matches, if the task has no tenant, or if the policy can never grant it: a wrapped *throttle.RequestError.
+// RequestOf returns the task's request to the policy that matches it, such as for an inspect.Demand. It returns an error
+// if no policy with a line matches, if the task has no tenant, or if the policy can never grant it: a wrapped
+// *throttle.RequestError.
 func (c *Client) RequestOf(task *asynq.Task) (throttle.Request, error) {
 	e := &enqueueTask{task: task}
 	err := c.prepare(context.Background(), e, nil)

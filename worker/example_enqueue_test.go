@@ -12,29 +12,39 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 )
 
-// An enqueue says when the task is expected to start, and refuses one that would wait for too long.
+// A client says when tasks would start, and an enqueue when its task is expected to. It refuses one that would wait for
+// too long.
 func ExampleClient_EnqueueContext() {
-	m, err := miniredis.Run()
-	if err != nil {
-		log.Fatal(err)
+	check := func(err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
 	}
+	m, err := miniredis.Run()
+	check(err)
 	defer m.Close()
 	connection := redis.NewClient(&redis.Options{Addr: m.Addr()})
 	defer connection.Close()
 	limiter, err := throttle.New(throttle.Config{Client: connection, Policies: []throttle.Policy{{
 		Name: "reports", Match: []string{"report"}, Windows: []throttle.Window{{Name: "per-hour", Limit: 1, Period: time.Hour}},
 	}}})
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	client, err := worker.NewClient(asynq.RedisClientOpt{Addr: m.Addr()}, worker.ClientConfig{Limiter: limiter, LimiterTimeout: 5 * time.Second})
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	defer client.Close()
+
+	// How long would three tasks take, if they were enqueued now?
+	request, err := client.RequestOf(worker.NewTask(worker.Identity{Tenant: "acme"}, "report", nil))
+	check(err)
+	snapshot, err := inspect.Of(limiter).Snapshot(context.Background(), []inspect.Demand{{Count: 3, Request: request}})
+	check(err)
+	plan, err := snapshot.Plan(context.Background(), inspect.PlanOptions{})
+	check(err)
+	fmt.Println("the last would start in", plan.Expected.Sub(plan.At).Round(time.Hour))
 	for range 3 {
 		var start worker.ExpectedStart
 		task := worker.NewTask(worker.Identity{Tenant: "acme"}, "report", nil)
@@ -50,6 +60,7 @@ func ExampleClient_EnqueueContext() {
 		}
 	}
 	// Output:
+	// the last would start in 2h0m0s
 	// starts in 0s
 	// starts in 1h0m0s
 	// refused: would wait for 2h0m0s

@@ -2,59 +2,74 @@ package control_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// A limit of one tenant is raised while programs run. A worker and a client have a limiter each, and both follow.
+// A tool of operators changes what programs do while they run. Each program has a limiter that follows the store.
 func Example() {
-	server, err := miniredis.Run() // in production, a Redis
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer server.Close()
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer client.Close()
-	ctx := context.Background()
-	policies := []throttle.Policy{{
+	limiter, end := limitertest.Example(throttle.Policy{
 		Name: "api", Match: []string{"api:*"},
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 1, Period: time.Hour}},
-	}}
-
-	limiter, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-	if err != nil {
-		log.Fatal(err)
+	})
+	defer end()
+	ctx, by := context.Background(), control.Author{Who: "anna", Why: "migration, INC-7"}
+	check := func(err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
 	}
 	store := control.StoreOf(limiter)
 	follower := store.Follow(ctx, control.FollowConfig{})
 	defer follower.Close()
 
-	by := control.Author{Who: "anna", Why: "migration, INC-7"}
-	more := throttle.TenantOverride{Policy: "api", Tenant: "acme", Windows: map[string]throttle.Override{"per-hour": {Limit: 3}}}
-	if err := store.SetOverride(ctx, more, 2*time.Hour, by); err != nil {
-		log.Fatal(err)
-	}
-
-	for len(limiter.Interventions().Overrides) == 0 { // within a second
-		time.Sleep(time.Millisecond)
+	policies := limiter.Policies()
+	policies[0].Windows[0].Limit = 3
+	fmt.Println(control.Differences(limiter.Policies(), policies))
+	version, err := store.Publish(ctx, policies, 0, by)
+	check(err)
+	for runs := map[string][]string{}; len(runs[fmt.Sprint("published version ", version)]) < 1; time.Sleep(time.Millisecond) {
+		runs, err = store.Processes(ctx)
+		check(err)
 	}
 	for range 4 {
 		d, err := limiter.Reserve(ctx, throttle.Request{Policy: "api", Tenant: "acme"})
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(d.Granted)
 	}
+
+	state, err := store.State(ctx)
+	check(err)
+	first, err := state.Front("api", "acme", 2*time.Hour)
+	check(err)
+	check(store.SetOverride(ctx, first, 2*time.Hour, by))
+	fmt.Println("acme", control.DescribeOverride(first))
+	err = store.SetOverride(ctx, first, 0, by)
+	fmt.Println("a mistake of who called:", errors.As(err, new(control.InputError)))
+
+	// What the tool does itself, by the policies and overrides of now, it logs.
+	check(store.Record(ctx, control.Change{Author: by, Kind: control.WasReset, Policy: "api", Tenant: "acme"}))
+	state, err = store.State(ctx)
+	check(err)
+	inForce, others := state.Effective()
+	check(limiter.SetPolicies(inForce, state.Removed...))
+	limiter.SetInterventions(others)
+	_, err = limiter.Reset(ctx, "api", "acme")
+	check(err)
+	fmt.Println("overrides now and tomorrow:", len(state.Overrides), len(state.InForce(state.At.Add(24*time.Hour)).Overrides))
 	// Output:
+	// api/per-hour 1/h -> 3/h
 	// true
 	// true
 	// true
 	// false
+	// acme goes first
+	// a mistake of who called: true
+	// overrides now and tomorrow: 1 0
 }

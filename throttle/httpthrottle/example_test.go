@@ -8,29 +8,13 @@ import (
 	"net/http/httptest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// exampleLimiter is a limiter on an embedded Redis; any Redis will do.
-func exampleLimiter(p throttle.Policy) (l *throttle.Limiter, end func()) {
-	server, err := miniredis.Run()
-	if err != nil {
-		log.Fatal(err)
-	}
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	l, err = throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	return l, func() { client.Close(); server.Close() }
-}
-
 func ExampleTransport() {
-	limiter, end := exampleLimiter(throttle.Policy{
+	limiter, end := limitertest.Example(throttle.Policy{
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour}},
 	})

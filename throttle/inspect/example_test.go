@@ -6,30 +6,14 @@ import (
 	"log"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/inspect"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
-
-// exampleLimiter is a limiter on an embedded Redis; any Redis will do.
-func exampleLimiter(policies ...throttle.Policy) (l *throttle.Limiter, end func()) {
-	server, err := miniredis.Run()
-	if err != nil {
-		log.Fatal(err)
-	}
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	l, err = throttle.New(throttle.Config{Client: client, Policies: policies})
-	if err != nil {
-		log.Fatal(err)
-	}
-	return l, func() { client.Close(); server.Close() }
-}
 
 // An operator asks who waits, in pages of tenants, and why the last ticket of one does.
 func ExampleInspector_State() {
-	limiter, end := exampleLimiter(throttle.Policy{
+	limiter, end := limitertest.Example(throttle.Policy{
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour}},
 	})
@@ -43,6 +27,7 @@ func ExampleInspector_State() {
 			log.Fatal(err)
 		}
 	}
+	var heads inspect.Heads // an exporter of metrics keeps it, and notes each state that it reads
 	for q := (inspect.Query{Policy: "github-api"}); ; {
 		state, err := inspect.Of(limiter).State(ctx, q)
 		if err != nil {
@@ -51,6 +36,7 @@ func ExampleInspector_State() {
 		for _, t := range state.Tenants {
 			fmt.Println(t.Tenant, t.Waiting, t.Expected.Sub(state.At).Round(time.Hour), t.Windows[0].Used)
 		}
+		fmt.Println("starving:", len(heads.Note(state)))
 		if q.After = state.Next; q.After == "" {
 			break
 		}
@@ -60,14 +46,21 @@ func ExampleInspector_State() {
 		log.Fatal(err)
 	}
 	fmt.Println(why.Position, why.Waiting, why.Binds)
+	orphans, err := inspect.Of(limiter).Orphans(ctx) // of policies that a deployment has lost
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(orphans)
 	// Output:
 	// acme 3 2h0m0s 2
+	// starving: 0
 	// 3 3 per-hour
+	// map[]
 }
 
 // When would 10 more requests have started, behind what waits already? Nothing joins the line.
 func ExampleSnapshot_Plan() {
-	limiter, end := exampleLimiter(throttle.Policy{
+	limiter, end := limitertest.Example(throttle.Policy{
 		Name:    "geocoder",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 4, Period: time.Hour}},
 	})
@@ -92,7 +85,7 @@ func ExampleInspector_Simulate() {
 		Name:    "geocoder",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour}},
 	}
-	limiter, end := exampleLimiter(policy)
+	limiter, end := limitertest.Example(policy)
 	defer end()
 	var waiting []throttle.Request
 	for i := range 6 {

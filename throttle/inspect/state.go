@@ -250,8 +250,8 @@ const (
 	maxHeads     = 10_000           // after which all are forgotten
 )
 
-// Heads find tenants that starve in a queue, where others get grants. From one noted state to the next they
-// remember each tenant's oldest ticket. The zero value is ready. Heads are safe for concurrent use.
+// Heads find tenants that starve in a queue, where others get grants: for exporters of metrics. From one noted state to
+// the next they remember each tenant's oldest ticket. The zero value is ready. Heads are safe for concurrent use.
 type Heads struct {
 	mu  sync.Mutex
 	all map[[2]string]State // by policy and flow: as of the last change of its oldest ticket or of its tag

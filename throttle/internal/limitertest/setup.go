@@ -8,6 +8,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"log"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	_ "pgregory.net/rapid"
 
@@ -42,6 +44,20 @@ func NewClock() *Clock {
 
 // Set sets the clock to a time after Midnight.
 func (c *Clock) Set(d time.Duration) { c.US.Store(Midnight + d.Microseconds()) }
+
+// Example returns a limiter on an embedded Redis, for examples; any Redis will do.
+func Example(policies ...throttle.Policy) (l *throttle.Limiter, end func()) {
+	server, err := miniredis.Run()
+	if err != nil {
+		log.Fatal(err)
+	}
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	l, err = throttle.New(throttle.Config{Client: client, Policies: policies})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return l, func() { client.Close(); server.Close() }
+}
 
 // TB is what testing.T and rapid.T have in common.
 type TB interface {

@@ -39,7 +39,8 @@ type Standing struct {
 	Policy   Policy   // of the line
 	Removed  bool     // the policy is in force no more
 	Weight   float64  // of its tenant
-	Free     bool     // only pauses may deny it: the tenant is exempt, or the policy observes
+	Free     bool     // only Pauses may deny it: the tenant is exempt, or the policy observes
+	Pauses   []Pause  // by operators, in force: of the policy, and of the tenant
 
 	operation *operation
 }
@@ -106,6 +107,11 @@ func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err 
 	}
 	if s.Request.Ticket.Queue = queue; s.operation != nil {
 		s.Weight, s.Free = float64(s.operation.weight())/1000, s.operation.free
+		for _, p := range s.operation.tenant.pauses {
+			if p != (Pause{}) {
+				s.Pauses = append(s.Pauses, p)
+			}
+		}
 	}
 	return err
 }

@@ -55,9 +55,11 @@ type interventions struct {
 // An effectiveTenant is a tenant as operators have changed it.
 type effectiveTenant struct {
 	Tenant
-	pause       *Pause // the longest that delays it, or nil
-	pausedUntil int64  // the end of a pause of this tenant alone (us, by the clock of Redis)
+	pauses [2]Pause // operators', of all tenants and of this one; zero without one
 }
+
+// paused says whether operators pause the tenant, where Redis is not asked. Else the script decides that.
+func (t effectiveTenant) paused() bool { return t.pauses != [2]Pause{} }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin later. Each ends
 // by itself. Tickets that wait follow within seconds, and within a minute after one has ended. What does not suit its
@@ -101,25 +103,27 @@ func (now *interventions) applyTo(cp *compiledPolicy, name string, settings Tena
 	if len(now.inForce) == 0 {
 		return t
 	}
-	alone := now.inForce[target{cp.Name, name}]
-	if now.left(alone.override.Until) > 0 {
-		if changed := settings.With(alone.override); len(cp.checkTenant(name, changed)) == 0 {
+	if override := now.inForce[target{cp.Name, name}].override; now.left(override.Until) > 0 {
+		if changed := settings.With(override); len(cp.checkTenant(name, changed)) == 0 {
 			t.Tenant = changed
 		}
 	}
-	for _, p := range []Pause{alone.pause, now.inForce[target{policy: cp.Name}].pause} {
-		if now.left(p.Until) <= 0 { // also if there is none
-			continue
-		}
-		if p.Tenant != "" {
-			t.pausedUntil = p.Until.UnixMicro()
-		}
-		if t.pause == nil || p.Until.After(t.pause.Until) {
-			t.pause = &p
-		}
+	if t.pauses[0] = now.pause(target{policy: cp.Name}); name != "" {
+		t.pauses[1] = now.pause(target{cp.Name, name})
 	}
 	return t
 }
+
+// pause returns operators' pause of a target, or a zero one.
+func (now *interventions) pause(t target) Pause {
+	if p := now.inForce[t].pause; now.left(p.Until) > 0 {
+		return p
+	}
+	return Pause{}
+}
+
+// ends returns when operators' pause ends (us), or 0 for a zero one.
+func (p Pause) ends() int64 { return max(0, p.Until.UnixMicro()) }
 
 // left returns how long it is until a time by the clock of Redis.
 func (now *interventions) left(until time.Time) time.Duration {

@@ -170,7 +170,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 // failOpen grants a request that Redis did not answer, if its policy says so and no operator has paused its tenant.
 func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decision, error) {
 	gaveUp := ctx.Err() != nil && !silent(ctx)
-	if !errors.Is(err, ErrUnavailable) || !o.FailOpen || gaveUp || o.tenant.pause != nil {
+	if !errors.Is(err, ErrUnavailable) || !o.FailOpen || gaveUp || o.tenant.paused() {
 		return Decision{}, err
 	}
 	r := o.request

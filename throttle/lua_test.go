@@ -179,7 +179,7 @@ func TestHeadersOfScripts(t *testing.T) {
 
 	arguments := all(header(take), `(?m)^--   (\d) \w+ `)
 	took := spied.calls[len(spied.calls)-1]
-	expect.That(t, len(arguments) == 4 && len(took) == 4+head+len(arguments)+2,
+	expect.That(t, len(arguments) == 5 && len(took) == 4+head+len(arguments)+2,
 		"take.lua: the header lists", arguments, "Go sends", len(took), "values")
 	listed := strings.Fields(one(t, header(take), `(?m)^--   text   "([a-z ]*)"`))
 	first := names(one(t, header(take), `(?m)^-- reply (.*), then for each ticket its text, when`))

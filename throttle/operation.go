@@ -54,7 +54,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 		o.keys[i] = script.ScopeKey(attributes, values)
 	}
 	switch {
-	case !o.free || t.pause != nil: // operators' pauses delay all tenants
+	case !o.free:
 		o.verb = script.Reserve
 	case t.Exempt || o.neverFits() >= 0: // exempt, or so costly that it never fits: nothing to observe
 		o.verb = script.Exempt
@@ -124,7 +124,7 @@ func (cp *compiledPolicy) unitsHint() string {
 
 // tenantSettings returns the tenant's own settings, also where they equal the policy's, as the policy may change.
 func (o *operation) tenantSettings() script.Settings {
-	s := script.Settings{Free: o.free, Paused: max(0, o.tenant.pausedUntil)}
+	s := script.Settings{Free: o.free}
 	if len(o.tenant.Windows) == 0 {
 		return s
 	}
@@ -214,9 +214,7 @@ func (o *operation) lineRequest(op, id string) script.Request {
 			Weight: o.weight(), Key: r.Key, Front: r.Front,
 		},
 	}
-	if o.tenant.pause != nil {
-		ask.Paused = o.tenant.pause.Until.UnixMicro()
-	}
+	ask.Paused, ask.Settings.Paused = o.tenant.pauses[0].ends(), o.tenant.pauses[1].ends()
 	if r.Ticket.ID != "" {
 		ask.Ticket = r.Ticket.name()
 	}
@@ -227,9 +225,7 @@ func (o *operation) lineRequest(op, id string) script.Request {
 func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	ask := o.lineRequest(o.verb, script.NewID())
 	o.refuseLate(ask.Place)
-	if ask.At, ask.Replaces = max(0, replaces.At.UnixMicro()), replaces.ID; ask.At != 0 {
-		ask.Paused = 0 // what it replaces was granted before the pause
-	}
+	ask.At, ask.Replaces = max(0, replaces.At.UnixMicro()), replaces.ID
 	return ask
 }
 
@@ -238,7 +234,7 @@ func (o *operation) joinRequest() (ask script.Request, err error) {
 	switch {
 	case o.request.Ticket == (Ticket{}):
 		return ask, o.request.bad("ticket", "", "must have an ID")
-	case o.verb != script.Reserve:
+	case o.free && !o.tenant.paused():
 		return ask, nil
 	}
 	ask = o.lineRequest(script.Join, "")
@@ -265,7 +261,8 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 }
 
 func (o *operation) decision(a script.Answer) Decision {
-	neverDenied := o.verb != script.Reserve
+	// Only operators' pauses deny what is free. One may have ended since the ticket joined, if the call was repeated.
+	neverDenied := o.free && a.Pause.Whose == 0 && a.Status != script.Waits
 	d := Decision{
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		At:            time.UnixMicro(a.At),
@@ -281,16 +278,16 @@ func (o *operation) decision(a script.Answer) Decision {
 		if a.Latest > 0 {
 			d.Latest = max(d.RetryIn, micros(a.Latest-a.At))
 		}
-		if p := a.Pause; p.Until > 0 {
+		switch p := a.Pause; {
+		case p.Whose > 0:
+			d.Pause = new(o.tenant.pauses[p.Whose-1])
+		case p.Until > 0:
 			d.Pause = &Pause{
 				At: time.UnixMicro(p.At), By: p.By, Cause: p.Cause, Policy: o.Name, Tenant: p.Tenant,
 				Until: time.UnixMicro(p.Until),
 			}
 		}
-		if p := o.tenant.pause; p != nil && p.Until.UnixMicro() > max(a.At, a.Pause.Until) {
-			d.Pause = p
-		}
-		d.Binds = o.binds(a, d)
+		d.Binds = o.binds(a, d.RetryIn)
 	}
 	if neverDenied && !o.tenant.Exempt {
 		d.Observed = o.observed(a)
@@ -308,16 +305,13 @@ func (o *operation) decision(a script.Answer) Decision {
 }
 
 // binds returns Decision.Binds of a denial, or of a taken ticket.
-func (o *operation) binds(a script.Answer, d Decision) string {
-	p, starts := d.Pause, d.At.Add(d.RetryIn)
-	// If the wait goes on after a pause by hand, what delays longer binds: the pause, or the rest.
-	paused := p != nil && (!starts.After(p.Until) || p.ByHand && starts.Sub(p.Until) <= p.Until.Sub(d.At))
+func (o *operation) binds(a script.Answer, wait time.Duration) string {
 	switch {
-	case d.RetryIn <= 0:
+	case wait <= 0:
 		return ""
-	case paused && p.ByHand:
+	case a.Binds == script.Paused && a.Pause.Whose > 0:
 		return ByPause
-	case paused:
+	case a.Binds == script.Paused:
 		return ByUpstream
 	case a.Binds == script.Slots:
 		return BySlots

@@ -92,17 +92,13 @@ func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeReque
 		return Taken{}, err
 	}
 	cp.serves.Store(true)
-	in := l.interventions.Load()
-	paused := max(0, in.left(in.inForce[target{policy: cp.Name}].pause.Until))
-	if paused > 0 {
-		q.Max = 0 // the line is asked all the same: it forgets queues that nobody asks for
-	}
+	q.Paused = l.interventions.Load().pause(target{policy: cp.Name}).ends()
 	reply, err := cmp.Or(taker, cp.taker).Take(ctx, cp.script, q)
 	if err != nil {
 		cp.empty.Store(0) // the next take may get its tickets
 		return Taken{}, classify(ctx, cp.Name, err)
 	}
-	taken := Taken{At: time.UnixMicro(reply.At), Next: max(micros(reply.NextAt-reply.At), min(paused, maxTakeInterval))}
+	taken := Taken{At: time.UnixMicro(reply.At), Next: micros(reply.NextAt - reply.At)}
 	if reply.NextAt == 0 {
 		taken.Next = -1
 	}
@@ -144,7 +140,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) Ta
 		return ticket // it joined, or was taken, while the policy had other windows
 	}
 	if t.Binds > 0 {
-		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, Decision{RetryIn: 1}) // any wait: with 0 nothing binds
+		ticket.Decision.Binds = o.binds(script.Answer{Binds: t.Binds}, 1) // any wait: with 0 nothing binds
 	}
 	ticket.Decision.Windows = o.states(script.Answer{Used: t.Used}, true)
 	return ticket
@@ -221,8 +217,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 		return Decision{}, err
 	}
 	granted := t.Decision.Reservation
-	// None of these can use the old grant.
-	if !cp.matches(t, r) || o.verb != script.Reserve || o.neverCounted(granted) != nil {
+	if !cp.matches(t, r) || o.neverCounted(granted) != nil { // they cannot use the old grant
 		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return l.failOpen(ctx, o, err)
 		}

@@ -155,7 +155,7 @@ func (l *simLine) flow(s *throttle.Standing) *simFlow {
 		l.flows[s.Flow] = f
 		f.tag = cmp.Or(f.side.tags[s.Request.Tenant], new(float64))
 		f.side.tags[s.Request.Tenant] = f.tag
-		if p := s.Decision.Pause; p != nil {
+		for _, p := range s.Pauses {
 			f.windows = append(f.windows, &window{level: ownLevel, Ends: p.Until.UnixMicro()})
 		}
 		for i := range s.Decision.Windows {

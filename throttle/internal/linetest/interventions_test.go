@@ -73,6 +73,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			st.pauses()
 			st.at(21*s).takes("a1", "b1").at(31*s).takes("c1", "d1").asks(-1)
 			st.pauses("")
+			expect.That(st, expect.Got(st.line().ReserveAgain(st.Context(), st.took["c1"], st.of("c1")))(st).Granted, "it was granted before")
 			st.at(2*h).granted("e1", "e2", "e3") // the pause has ended by the clock of Redis alone
 		}},
 		"windows free up during a pause, and the line goes on behind it": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(st *story) {
@@ -130,6 +131,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 				Overrides: []throttle.TenantOverride{{Tenant: "a", Exempt: new(true)}}, Pauses: []throttle.Pause{{Tenant: "a"}},
 			})
 			r := st.of("a1")
+			st.pause(st.l.Attach(throttle.Reservation{Request: r}), h) // which stops others until then, too
 			r.Deadline = time.Now().Add(2 * h)
 			for _, r.Ticket = range []throttle.Ticket{{}, r.Ticket} {
 				d := limitertest.Reserve(st, st.l, r)

@@ -28,8 +28,8 @@ const (
 	Failed       = 9
 )
 
-// Slots is Answer.Binds of a ticket that fits, and waits for a handler slot.
-const Slots = -1
+// What binds beside windows, as Answer.Binds: a handler slot, of a ticket that fits; and Answer.Pause.
+const Slots, Paused = -1, -2
 
 // An Answer answers a request. Times are microseconds by the clock of Redis. Fields that calls carry as JSON have
 // tags.
@@ -38,7 +38,7 @@ type Answer struct {
 	At      int64         `json:"-"`       // when this was decided, or was granted by an earlier copy of the call
 	Time    int64         `json:"time"`    // the expected start
 	Latest  int64         `json:"latest"`  // the expected start's upper bound; 0 if none is known
-	Binds   int64         `json:"binds"`   // the number of the window that delays it for longest, from 1; Slots, or 0
+	Binds   int64         `json:"binds"`   // the number of the window that delays it for longest, from 1; Slots, Paused, or 0
 	Behind  int64         `json:"behind"`  // how far the clock is behind the windows
 	Nudge   bool          `json:"nudge"`   // a server should be woken for the ticket
 	Pause   PauseAnswer   `json:"pause"`   // zero without one
@@ -53,10 +53,11 @@ type Answer struct {
 	seq, index int64 // if no answer came: the call's number, and the request's in it, from 1
 }
 
-// A PauseAnswer is the pause of a request's scopes.
+// A PauseAnswer is the longest pause that holds for a request.
 type PauseAnswer struct {
+	Whose  int64  `json:"whose"`    // operators': 1 for Request.Paused, 2 for Settings.Paused; 0 for the upstream's
 	Until  int64  `json:"ends"`     // nothing is granted before
-	At     int64  `json:"reported"` // when it was reported
+	At     int64  `json:"reported"` // when it was reported: this and the rest only of the upstream's
 	By     string `json:"by"`
 	Cause  string `json:"cause"`
 	Tenant string `json:"tenant"` // whose call was refused
@@ -165,7 +166,7 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	a.At = r.integer()
 	a.Time, a.Latest = a.At, a.At
 	if fields := r.text(); fields != "" {
-		r.bad = json.Unmarshal([]byte(fields), a) != nil || a.Latest < 0 || r.bad
+		r.bad = json.Unmarshal([]byte(fields), a) != nil || a.Latest < 0 || a.Pause.Whose > 2 || r.bad
 		p := &a.Pause
 		p.By, p.Cause, p.Tenant = Unescape(p.By), Unescape(p.Cause), Unescape(p.Tenant)
 	}

@@ -9,8 +9,8 @@ import (
 // The verbs of requests.
 const (
 	Reserve   = "reserve"   // takes the costs in all windows; if one has no room, in none, and a ticket joins the line
-	Exempt    = "exempt"    // takes them in any case
-	Observe   = "observe"   // takes them in any case, and answers when they would have fitted
+	Exempt    = "exempt"    // takes them in any case, but during a pause by operators, when it is Reserve
+	Observe   = "observe"   // is Exempt, and answers when they would have fitted
 	Peek      = "peek"      // answers as Reserve would without a ticket, and changes nothing
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
@@ -31,11 +31,11 @@ const (
 type Request struct {
 	Op       string   `json:"-"`
 	ID       string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
-	At       int64    `json:"at,omitempty"`       // when the reservation was granted; for Reserve: that of Replaces
-	Replaces string   `json:"replaces,omitempty"` // for Reserve: the ID of a grant to give back first, once. Others that wait go after this request
+	At       int64    `json:"at,omitempty"`       // when the reservation was granted; with Replaces: when that was
+	Replaces string   `json:"replaces,omitempty"` // of verbs that grant: the ID of a grant to give back first, once. No pause and no ticket in line denies this request
 	Hold     int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
 	Settings Settings `json:"settings,omitzero"`
-	Paused   int64    `json:"paused,omitempty"` // when operators' pause of the policy or the tenant ends; 0 is no pause
+	Paused   int64    `json:"paused,omitempty"` // when operators' pause of the policy ends; 0 is no pause. Settings has the tenant's
 	Ticket   string   `json:"-"`                // made by TicketName; empty if it does not wait
 	Keys     []string `json:"-"`                // of the scopes, made by ScopeKey
 	Cost     string   `json:"-"`                // such as "requests=1,tokens=5"; may be empty
@@ -72,7 +72,7 @@ type Left struct {
 // Settings hold what one tenant has of its own. Lines keep them as a text, as calls carry them.
 type Settings struct {
 	Windows map[string][4]int64 `json:"windows,omitempty"` // parameters, by names and kinds of windows that differ
-	Paused  int64               `json:"paused,omitempty"`  // no ticket leaves the line before
+	Paused  int64               `json:"paused,omitempty"`  // when operators' pause of the tenant ends; 0 is no pause
 	Free    bool                `json:"free,omitempty"`    // tickets leave the line at once, uncharged
 }
 

@@ -57,14 +57,12 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
-    local replaces = r.at > 0 -- the grant made at r.at. As its task has had its turn, only windows may deny it
-    if replaces then made_once(extras, call).replace(r, list, now) end
-    local line = call.line
+    local line, replaces = call.line, r.replaces -- as its task has had its turn, only windows may deny it
     local joined = r.ticket and line and line.flow_name(r.ticket)
     if earlier_status == 3 and not joined then return 3, now, now, now end -- a server has taken it since
     local time = windows.fits_at(list, r.costs, now, fits)
-    if time <= now and not r.paused and
-      (not line or replaces or not line.somebody_waits(r, joined and r.ticket)) then
+    if time <= now and (replaces or not r.paused and
+      (not line or not line.somebody_waits(r, joined and r.ticket))) then
       grant(call, r, list, now)
       if joined then line.places().remove(r.ticket) end
       if call.batches and line and not replaces then line.granted(r, list) end
@@ -110,10 +108,15 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  if r.paused and r.paused <= now then -- it is over: a free request (operation.free) is exempt again
-    r.paused = nil
-    local joined_before = earlier and byte(earlier, 8 * count) == 3
-    if op == 'reserve' and settings and settings.free and r.at == 0 and not joined_before then op = 'exempt' end
+  local earlier_status = earlier and byte(earlier, 8 * count)
+  if r.paused or settings then
+    local policy, tenant = r.paused or 0, settings and settings.paused or 0
+    local ends = max(policy, tenant)
+    r.paused, r.whose, r.free = ends > now and ends or nil, policy > tenant and 1 or 2, settings and settings.free
+    -- Operators' pauses deny free requests (operation.free), too, and by an earlier copy of the call these may wait.
+    if r.free and not r.replaces and (r.paused or earlier_status == 3) and (op == 'exempt' or op == 'observe') then
+      op = 'reserve'
+    end
   end
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 9, failed
@@ -122,13 +125,14 @@ for from = first, #argv, stride do
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'
-    local verb, earlier_status = verbs[op] or made_once(extras, call).verb(op), earlier and byte(earlier, 8 * count)
+    local verb = verbs[op] or made_once(extras, call).verb(op)
     local fits = op == 'reserve' and plain_fits or {}
     local status, decided, time, latest, binds, nudge
     if r.lost then r.known = record end
     if earlier_status == 1 then -- an earlier copy has done it
       status, decided = 1, unpack7(earlier, 8 * count + 1)
     else
+      if r.replaces then made_once(extras, call).replace(r, list, now) end
       status, decided, time, latest, binds, nudge = verb(r, list, now, fits, earlier_status)
     end
 

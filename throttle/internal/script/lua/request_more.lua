@@ -15,8 +15,7 @@ local SOON = 100000 -- us in which tickets that wait for slots may leave
 
 local function resumed(r, list, at)
   if not r.paused then return list, at end
-  local settings = r.settings and windows.settings_of(call, r.settings)
-  return scopes.later(settings and settings.free and {} or list, r.paused), r.paused
+  return scopes.later(r.free and {} or list, r.paused), r.paused
 end
 
 local function too_late(r, expected, latest, earliest)
@@ -67,10 +66,13 @@ local function fields(r, list, now, fits, time, latest, binds, nudge)
   if now > call.now then reply.behind = now - call.now end
   for i = 1, fits and #call.windows or 0 do fits[i] = fits[i] or 0 end
   for s = 1, #list do
-    if list[s].sections then
-      upstream().add_reply(list, now, reply)
-      break
-    end
+    if list[s].sections then upstream().add_reply(list[s], now, reply) end
   end
+  if r.paused and (r.free or not reply.pause or r.paused > reply.pause.ends) then
+    reply.pause = {ends = r.paused, whose = r.whose}
+  end
+  local p = reply.pause
+  -- If the wait goes on after a pause by operators, what delays longer binds: the pause, or the rest.
+  if p and (time <= p.ends or p.whose and time - p.ends <= p.ends - call.now) then reply.binds = -2 end
   return write_fields(reply)
 end

@@ -4,7 +4,8 @@
 --   1 most      how many tickets, 0 to 64
 --   2 id_base   14 hex digits: a reservation's id is these and 2 more, its ticket's number from 1
 --   3 queues    how many; 0: the take before is acknowledged, and nothing is taken
---   4 strict    1 if their priorities are strict, else 0
+--   4 paused    when operators' pause of the policy ends (us), 0 for none: no ticket leaves before
+--   5 strict    1 if their priorities are strict, else 0
 --   then the queues, the most important first, each as "priority queue"
 -- reply at, next, id_base, then for each ticket its text, when it was granted (us), and what each window has counted:
 --   at     when this was answered (us)
@@ -76,10 +77,10 @@ end
 
 local queues, taken = {}, {now, 0, id_base, n = 0, kept = {''}}
 for i = 1, ARGV[first + 2] + 0 do
-  local priority, name = match(ARGV[first + 3 + i], '^(%d+) (.*)$')
+  local priority, name = match(ARGV[first + 4 + i], '^(%d+) (.*)$')
   queues[i] = {name = name, priority = priority + 0}
 end
-local next_time = T.take(queues, ARGV[first + 3] == '1', ARGV[first] + 0, appointment, taken)
+local next_time = T.take(queues, ARGV[first + 4] == '1', ARGV[first] + 0, ARGV[first + 3] + 0, appointment, taken)
 scopes.write_all(call)
 L.finish()
 taken[2] = next_time

@@ -176,31 +176,24 @@ local function new_upstream()
     return not before or changes or false
   end
 
-  -- add_reply adds to a reply the longest pause of some scopes; the adapted state of the scope that grants least,
-  -- with its window and the rate in millionths of the published one; and the least units that the upstream has left.
-  local function add_reply(list, now, reply)
-    local last, least = now, nil
-    for i = 1, #list do
-      local scope = list[i]
-      local paused, adapted = state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
-      if paused and paused.ends > last then last, reply.pause = paused.ends, paused end
-      for _, w in ipairs(scope.spec.windows) do
-        local rest = state_of(scope, LEFT .. scope.call.windows[w].unit, now)
-        if rest and rest.resets > now and (not reply.left or rest.left < reply.left.units) then
-          reply.left = {unit = scope.call.windows[w].unit, units = max(0, rest.left), reset = rest.resets}
-        end
+  -- add_reply adds a scope to a reply, which has the longest pause of its scopes; the adapted state of the one that
+  -- grants least, with its window and the rate in millionths of the published one; and the least units that are left.
+  local function add_reply(scope, now, reply)
+    local paused, adapted = state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
+    if paused and (not reply.pause or paused.ends > reply.pause.ends) then reply.pause = paused end
+    for _, w in ipairs(scope.spec.windows) do
+      local rest = state_of(scope, LEFT .. scope.call.windows[w].unit, now)
+      if rest and rest.resets > now and (not reply.left or rest.left < reply.left.units) then
+        reply.left = {unit = scope.call.windows[w].unit, units = max(0, rest.left), reset = rest.resets}
       end
-      local period, first, ten_calls = shortest(scope)
-      if adapted and period then
-        local rate = rate_at(adapted, now, ten_calls)
-        if not least or rate < least then
-          least = rate
-          reply.adapted = {
-            since = adapted.since, refusals = adapted.refusals, cut = adapted.cut, spread = adapted.spread,
-            rate = floor(rate * 1e6), window = first,
-          }
-        end
-      end
+    end
+    local period, first, ten_calls = shortest(scope)
+    local rate = adapted and period and floor(rate_at(adapted, now, ten_calls) * 1e6)
+    if rate and (not reply.adapted or rate < reply.adapted.rate) then
+      reply.adapted = {
+        since = adapted.since, refusals = adapted.refusals, cut = adapted.cut, spread = adapted.spread,
+        rate = rate, window = first,
+      }
     end
   end
 

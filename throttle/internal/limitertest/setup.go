@@ -48,11 +48,10 @@ func (c *Clock) Set(d time.Duration) { c.US.Store(Midnight + d.Microseconds()) }
 // Example returns a limiter on an embedded Redis, for examples; any Redis will do.
 func Example(policies ...throttle.Policy) (l *throttle.Limiter, end func()) {
 	server, err := miniredis.Run()
-	if err != nil {
-		log.Fatal(err)
-	}
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	l, err = throttle.New(throttle.Config{Client: client, Policies: policies})
+	if err == nil {
+		l, err = throttle.New(throttle.Config{Client: client, Policies: policies})
+	}
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -17,32 +17,16 @@ func TestHundredsOfGrantsAreMerged(t *testing.T) {
 	w := limitertest.Policy(throttle.Window{Name: "w", Limit: 600, Period: 1024 * s}).WithDefaults().Windows[0]
 	client := limitertest.Redis(t)
 	l, c := limitertest.NewWithClock(t, client, limitertest.Policy(w))
-	onlyStricter(t, l, c, w, w.Period.Microseconds()/96, 700, 3, s)
-	bytes := client.StrLen(t.Context(), "sluice:{p}:w:tenant:acme").Val()
-	if bytes < 96*14 || bytes > 110*14 { // about a hundred entries of 14 bytes
-		t.Errorf("600 grants take %d bytes", bytes)
-	}
-	// Costs that need wide entries.
-	c.Set(2048 * s)
-	w.Limit = 1e9
-	limitertest.SetPolicy(t, l, w)
-	limitertest.Reserve(t, l, limitertest.Acme(1e8))
-	d := limitertest.Reserve(t, l, limitertest.Acme(8e8))
-	expect.That(t, d.Granted && d.Windows[0].Used >= 9e8, d)
-}
-
-func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w throttle.Window, tick int64, calls int, maxCost int64, maxStep time.Duration) {
-	t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
 	var log []*event
 	var made []throttle.Decision
 	var whole []limitertest.Grant
 	at, denials := time.Duration(0), 0
-	for i := range calls {
+	for i := range 700 {
 		c.Set(at)
 		now := c.US.Load()
 		log = slices.DeleteFunc(log, func(e *event) bool { return e.at <= now-w.Period.Microseconds() })
-		cost := 1 + random.Int64N(maxCost)
+		cost := 1 + random.Int64N(3)
 		exactly, used := fitsFrom(w, log, now, cost), ceil(level(w, log, now))
 		d := limitertest.Reserve(t, l, limitertest.Acme(cost))
 		counted := d.Windows[0].Used
@@ -54,7 +38,7 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w thr
 			denials++
 		}
 		fits := now + d.RetryIn.Microseconds()
-		expect.Require(t, counted >= used && (!d.Granted || exactly <= now) && fits >= exactly && fits <= exactly+tick,
+		expect.Require(t, counted >= used && (!d.Granted || exactly <= now) && fits >= exactly && fits <= exactly+w.Period.Microseconds()/96,
 			"call", i, "at", at, "granted", d.Granted, counted, "counted, fits at", fits-limitertest.Midnight, "exactly", used, exactly-limitertest.Midnight)
 		switch {
 		case !d.Granted:
@@ -67,7 +51,7 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w thr
 			}
 			made = slices.Delete(made, j, j+1)
 		default:
-			at += time.Duration(random.Int64N(int64(maxStep))) / us * us
+			at += time.Duration(random.Int64N(int64(s))) / us * us
 		}
 	}
 	for _, d := range made {
@@ -75,4 +59,15 @@ func onlyStricter(t *testing.T, l *throttle.Limiter, c *limitertest.Clock, w thr
 	}
 	over := limitertest.MostOver(w, whole)
 	expect.That(t, over <= 0 && denials != 0, over, "units over", denials, "denials")
+	bytes := client.StrLen(t.Context(), "sluice:{p}:w:tenant:acme").Val()
+	if bytes < 96*14 || bytes > 110*14 { // about a hundred entries of 14 bytes
+		t.Errorf("600 grants take %d bytes", bytes)
+	}
+	// Costs that need wide entries.
+	c.Set(2048 * s)
+	w.Limit = 1e9
+	limitertest.SetPolicy(t, l, w)
+	limitertest.Reserve(t, l, limitertest.Acme(1e8))
+	d := limitertest.Reserve(t, l, limitertest.Acme(8e8))
+	expect.That(t, d.Granted && d.Windows[0].Used >= 9e8, d)
 }

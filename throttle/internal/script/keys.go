@@ -29,10 +29,7 @@ import (
 func Prefix(prefix, line string) string { return prefix + "sluice:{" + line + "}:" }
 
 // PolicyOf returns the name of the policy that a line belongs to.
-func PolicyOf(line string) string {
-	policy, _, _ := strings.Cut(line, "/")
-	return policy
-}
+func PolicyOf(line string) string { return strings.SplitN(line, "/", 2)[0] }
 
 // ScopeKey returns the key of one scope, without the prefix.
 func ScopeKey(attributes, values []string) string { return scopeKeys(attributes, escapeAll(values)) }

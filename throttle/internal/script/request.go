@@ -32,7 +32,7 @@ type Request struct {
 	Op       string   `json:"-"`
 	ID       string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
 	At       int64    `json:"at,omitempty"`       // when the reservation was granted; with Replaces: when that was
-	Replaces string   `json:"replaces,omitempty"` // of verbs that grant: the ID of a grant to give back first, once. No pause and no ticket in line denies this request
+	Replaces string   `json:"replaces,omitempty"` // of verbs that grant: a grant to give back first, once. Only windows may deny then
 	Hold     int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
 	Settings Settings `json:"settings,omitzero"`
 	Paused   int64    `json:"paused,omitempty"` // when operators' pause of the policy ends; 0 is no pause. Settings has the tenant's

@@ -79,7 +79,7 @@ type Decision struct {
 
 // An Observed describes the denial that an observing policy would have made: see Policy.Observe.
 type Observed struct {
-	By        string        // the window that would have denied for longest, or ByUpstream
+	Binds     string        // the window that would have denied for longest, or ByUpstream
 	NeverFits bool          // the cost is above the window's limit: the request would have failed
 	Wait      time.Duration // how long the request would have waited; 0 if NeverFits
 }
@@ -133,7 +133,7 @@ func (s ScopeValue) String() string {
 // operators' pauses stop exempt tenants, too. Of several pauses the longest counts. Tickets in line keep their places.
 type Pause struct {
 	At     time.Time `json:"at,omitzero"` // when it was reported; zero if it was set by an operator
-	By     string    `json:"by"`          // which limiter reported it (Config.Name), or which operator set it
+	Author string    `json:"author"`      // which limiter reported it (Config.Name), or which operator set it
 	ByHand bool      `json:"by_hand"`     // set by an operator, and not by a refusal
 	Cause  string    `json:"cause"`       // what refused, such as "429", or the operator's reason; empty if unknown
 	Policy string    `json:"policy"`      // its name
@@ -161,10 +161,10 @@ func (p *Pause) Describe(at time.Time) string {
 			text += " to " + quote.Name(p.Tenant)
 		}
 	}
-	if p.By == "" {
+	if p.Author == "" {
 		return text
 	}
-	return text + ", " + verb + " by " + quote.Name(p.By)
+	return text + ", " + verb + " by " + quote.Name(p.Author)
 }
 
 // An Adapted is the rate that a policy adapted to, after refusals by the upstream: see Policy.KeepRate.

@@ -10,7 +10,7 @@ import (
 
 // A TenantOverride replaces settings of one tenant in a policy, until a time. Zero fields replace nothing.
 type TenantOverride struct {
-	By      string              `json:"by"`                // who has set it
+	Author  string              `json:"author"`            // who has set it
 	Exempt  *bool               `json:"exempt,omitempty"`  // whether the tenant is exempt
 	Policy  string              `json:"policy"`            // its name
 	Tenant  string              `json:"tenant"`            // its name

@@ -283,7 +283,7 @@ func (o *operation) decision(a script.Answer) Decision {
 			d.Pause = new(o.tenant.pauses[p.Whose-1])
 		case p.Until > 0:
 			d.Pause = &Pause{
-				At: time.UnixMicro(p.At), By: p.By, Cause: p.Cause, Policy: o.Name, Tenant: p.Tenant,
+				At: time.UnixMicro(p.At), Author: p.Reporter, Cause: p.Cause, Policy: o.Name, Tenant: p.Tenant,
 				Until: time.UnixMicro(p.Until),
 			}
 		}
@@ -324,15 +324,15 @@ func (o *operation) binds(a script.Answer, wait time.Duration) string {
 // observed returns the denial that an enforcing policy would have given; nil if it would have granted.
 func (o *operation) observed(a script.Answer) *Observed {
 	if i := o.neverFits(); i >= 0 {
-		return &Observed{By: o.windows[i].Name, NeverFits: true}
+		return &Observed{Binds: o.windows[i].Name, NeverFits: true}
 	}
 	if a.Time <= a.At {
 		return nil
 	}
-	would, longest := &Observed{By: ByUpstream, Wait: micros(a.Time - a.At)}, max(a.At, a.Pause.Until)
+	would, longest := &Observed{Binds: ByUpstream, Wait: micros(a.Time - a.At)}, max(a.At, a.Pause.Until)
 	for i, fits := range a.Fits {
 		if fits > longest {
-			would.By, longest = o.windows[i].Name, fits
+			would.Binds, longest = o.windows[i].Name, fits
 		}
 	}
 	return would

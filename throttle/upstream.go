@@ -51,7 +51,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	if err != nil {
 		return Refusal{}, err
 	}
-	refused := script.Refused{Adapt: !cp.KeepRate, By: r.limiter.config.Name, Cause: cause, Tenant: r.Tenant}
+	refused := script.Refused{Adapt: !cp.KeepRate, Reporter: r.limiter.config.Name, Cause: cause, Tenant: r.Tenant}
 	if pause < time.Millisecond {
 		pause, refused.Guess = DefaultPause, cp.MaxPause.Microseconds()
 	}

@@ -20,7 +20,7 @@ import (
 type ControlCommand struct {
 	workersCommand
 
-	By  string        // who makes the change
+	Who string        // who makes the change
 	For time.Duration // how long it lasts
 	Why string
 
@@ -56,7 +56,7 @@ type action func(ctx context.Context, f *fleet) (outcome, error)
 func (c *ControlCommand) whyFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "why", Usage: "the reason, `TEXT`, is logged; every change requires one", Destination: &c.Why},
-		&cli.StringFlag{Name: "by", Usage: "`NAME` makes the change; by default $USER", Destination: &c.By},
+		&cli.StringFlag{Name: "by", Usage: "`NAME` makes the change; by default $USER", Destination: &c.Who},
 	}
 }
 
@@ -118,7 +118,7 @@ func (c *ControlCommand) forFlag() cli.Flag {
 // sign sets the author of the change, and checks --why, --by and --for.
 func (c *ControlCommand) sign() error {
 	user, _ := c.Env("USER")
-	c.author = control.Author{Who: cmp.Or(c.By, user), Why: c.Why}
+	c.author = control.Author{Who: cmp.Or(c.Who, user), Why: c.Why}
 	switch {
 	case strings.TrimSpace(c.author.Why) == "":
 		return badInput("--why is missing: must be the reason of the change")

@@ -92,7 +92,7 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		that(t, state.Version == 2 && len(state.Policies) == 1, state)
 		contains(t, fmt.Sprint(state.Policies), "limit:30")
 		require(t, len(state.Overrides) == 1 && len(state.Pauses) == 2, state)
-		that(t, state.Overrides[0].Windows["minute"].Limit == 50 && state.Overrides[0].By == "anna", state)
+		that(t, state.Overrides[0].Windows["minute"].Limit == 50 && state.Overrides[0].Author == "anna", state)
 		equal(t, state.Pauses[1].Cause, "asked again")
 		says(look("limits", "show", "api"), " anna ")
 		look("limits", "show", "apo").want(t, exitBadInput, `policy "apo": nothing is published`)

@@ -69,12 +69,12 @@ func (c *ControlCommand) printState(state control.State) {
 	}
 	overrides := show.NewTable(c.Stdout, "OVERRIDE", "TENANT", "WHAT", "UNTIL", "BY", "WHY")
 	for _, o := range state.Overrides {
-		overrides.Row(o.Policy, cmp.Or(o.Tenant, "(all)"), control.DescribeOverride(o), clockText(o.Until), o.By, o.Why)
+		overrides.Row(o.Policy, cmp.Or(o.Tenant, "(all)"), control.DescribeOverride(o), clockText(o.Until), o.Author, o.Why)
 	}
 	overrides.Flush()
 	pauses := show.NewTable(c.Stdout, "PAUSE", "TENANT", "UNTIL", "BY", "WHY")
 	for _, p := range state.Pauses {
-		pauses.Row(p.Policy, cmp.Or(p.Tenant, "(all)"), clockText(p.Until), p.By, p.Cause)
+		pauses.Row(p.Policy, cmp.Or(p.Tenant, "(all)"), clockText(p.Until), p.Author, p.Cause)
 	}
 	pauses.Flush()
 }

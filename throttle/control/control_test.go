@@ -121,7 +121,7 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	state := state(t, s)
 	expect.Require(t, len(state.Overrides) == 1, state)
 	in := state.Overrides[0]
-	expect.That(t, in.By == "anna" && in.Why == "incident 7" && in.Windows == nil, in)
+	expect.That(t, in.Author == "anna" && in.Why == "incident 7" && in.Windows == nil, in)
 	left := state.Overrides[0].Until.Sub(state.At)
 	expect.That(t, left > 59*time.Minute && left <= time.Hour, "the override ends in", left)
 	found := expect.Got(s.End(t.Context(), control.Cleared, "p", "acme", anna))(t)

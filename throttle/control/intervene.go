@@ -52,7 +52,7 @@ func (s *State) add(field, value string) error {
 }
 
 // SetOverride puts an override of one tenant in force for a time, above 0 and at most MaxTTL. It
-// replaces the tenant's earlier one. Its By, Until and Why are ignored. It must fit the published policies.
+// replaces the tenant's earlier one. Its Author, Until and Why are ignored. It must fit the published policies.
 // Without a tenant it changes windows of a published policy, shared ones too, for all without a limit of their own.
 //
 // Errors are a *throttle.PolicyError, an InputError, an error that names MaxInForce, or wrap an error of Redis.
@@ -79,7 +79,7 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 			return err
 		}
 	}
-	o.By, o.Until, o.Why = author.Who, time.Time{}, author.Why
+	o.Author, o.Until, o.Why = author.Who, time.Time{}, author.Why
 	c := Change{Kind: Overridden, Author: author, Policy: o.Policy, Tenant: o.Tenant, Text: DescribeOverride(o) + " "}
 	return s.intervene(ctx, c, o, ttl, state)
 }
@@ -118,7 +118,7 @@ func (s State) Front(policy, tenant string, ttl time.Duration) (throttle.TenantO
 	}
 	if o.Weight != MaxWeight && o.Until.Sub(s.At) > ttl {
 		return o, invalid("tenant %q of %s has an override by %q until %s UTC: clear that, or let the tenant go first for as long",
-			quote.Short(tenant), policy, quote.Short(o.By), o.Until.Format(time.DateTime))
+			quote.Short(tenant), policy, quote.Short(o.Author), o.Until.Format(time.DateTime))
 	}
 	o.Weight = MaxWeight
 	return o, nil
@@ -171,12 +171,12 @@ func (s State) Describe(kind, policy, tenant string) string {
 	}
 	for _, o := range s.Overrides {
 		if kind == Overridden && o.Policy == policy && o.Tenant == tenant {
-			return DescribeOverride(o) + until(o.Until, o.By, o.Why)
+			return DescribeOverride(o) + until(o.Until, o.Author, o.Why)
 		}
 	}
 	for _, p := range s.Pauses {
 		if kind == Paused && p.Policy == policy && p.Tenant == tenant {
-			return "a pause" + until(p.Until, p.By, p.Cause)
+			return "a pause" + until(p.Until, p.Author, p.Cause)
 		}
 	}
 	return ""
@@ -195,7 +195,7 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 		return &throttle.PolicyError{Policy: policy, Field: "name", Value: policy,
 			Hint: "must be the name of a policy in force, or of one removed since"}
 	}
-	pause := throttle.Pause{By: author.Who, ByHand: true, Cause: author.Why, Policy: policy, Tenant: tenant}
+	pause := throttle.Pause{Author: author.Who, ByHand: true, Cause: author.Why, Policy: policy, Tenant: tenant}
 	return s.intervene(ctx, Change{Kind: Paused, Author: author, Policy: policy, Tenant: tenant}, pause, d, state)
 }
 

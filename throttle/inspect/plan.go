@@ -31,8 +31,8 @@ type Demand struct {
 
 // PlanOptions are the options of Plan.
 type PlanOptions struct {
-	By     time.Time        // requests are late that end after it; by default none is
-	Limits map[string]int64 // replace some of Snapshot.Limits; limits of other windows of that name change by as much
+	Deadline time.Time        // requests are late that end after it; by default none is
+	Limits   map[string]int64 // replace some of Snapshot.Limits; limits of other windows of that name change by as much
 
 	// Open returns the earliest time, from the given one on, at which demands may start. The default is any time.
 	Open func(from time.Time) time.Time
@@ -61,7 +61,7 @@ type Finish struct {
 	Count     int       `json:"waiting"`              // requests
 	Binds     string    `json:"binds,omitempty"`      // what the last waits for longest: a window, or throttle.BySlots
 	Expected  time.Time `json:"expected,omitzero"`    // Plan.At if there is none; zero after MaxPlan, or with NeverFits
-	Late      int       `json:"late,omitempty"`       // how many have not ended by PlanOptions.By
+	Late      int       `json:"late,omitempty"`       // how many have not ended by PlanOptions.Deadline
 	NeverFits string    `json:"never_fits,omitempty"` // a window that can never grant one of them
 }
 
@@ -91,7 +91,7 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	p := Plan{At: at, Finish: Finish{Expected: at}, Tenants: []Finish{}, Unknown: slices.Sorted(maps.Keys(sim.unknown))}
 	byTenant := map[string]Finish{}
 	for _, t := range sim.demands {
-		if t.left > 0 && !o.By.IsZero() {
+		if t.left > 0 && !o.Deadline.IsZero() {
 			t.Late += int(t.left)
 		}
 		p.Finish = p.Finish.with(t.Finish)

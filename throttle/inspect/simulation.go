@@ -342,7 +342,7 @@ func (f *simFlow) start(t int64) {
 	side.tag += f.step()
 	side.last, *f.tag = f.key, f.key+f.part()/first.Weight
 	ends := time.UnixMicro(t + first.hold)
-	if deadline := l.sim.By; !deadline.IsZero() && ends.After(deadline) {
+	if deadline := l.sim.Deadline; !deadline.IsZero() && ends.After(deadline) {
 		first.Late++
 	}
 	if first.demand {

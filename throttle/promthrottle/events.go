@@ -92,7 +92,7 @@ func kindOf(err error) string {
 
 func (m *Metrics) decided(d throttle.Decision) {
 	if d.Observed != nil {
-		m.observed.WithLabelValues(d.Policy, d.Observed.By).Inc()
+		m.observed.WithLabelValues(d.Policy, d.Observed.Binds).Inc()
 		if !d.Observed.NeverFits {
 			m.observedWait.WithLabelValues(d.Policy).Observe(d.Observed.Wait.Seconds())
 		}

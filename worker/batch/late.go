@@ -38,7 +38,7 @@ func (b *compiled) planOptions(tick, from time.Time, limits map[string]int64) in
 	if b.hours != nil {
 		open = b.opening(tick)
 	}
-	return inspect.PlanOptions{By: b.deadline(tick), Limits: limits, Open: func(t time.Time) time.Time {
+	return inspect.PlanOptions{Deadline: b.deadline(tick), Limits: limits, Open: func(t time.Time) time.Time {
 		if t.Before(from) {
 			t = from
 		}

@@ -318,7 +318,7 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		state, err := s.control.State(t.Context())
 		expect.That(t, err == nil && len(state.Pauses) == 1 && len(state.Overrides) == 1 &&
 			state.Overrides[0].Windows["minute"].Limit == 50 && state.Overrides[0].Weight == control.MaxWeight &&
-			state.Overrides[0].By == "anna", "in force:", state.Interventions, err)
+			state.Overrides[0].Author == "anna", "in force:", state.Interventions, err)
 		v.wants(sure("ends now", "what", "resume"), "The pause has ended.")
 		v.wants(sure("The override of github, tenant acme, ends now", "what", "clear", "tenant", "acme"), "The override has ended.")
 		author := control.Author{Who: "ci", Why: "of another program"}

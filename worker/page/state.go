@@ -185,7 +185,7 @@ func (pv *policyView) status() status {
 	case pv.Pause != nil:
 		source := "by the upstream"
 		if pv.Pause.ByHand {
-			source = "by " + short(pv.Pause.By)
+			source = "by " + short(pv.Pause.Author)
 		}
 		return status{Trouble: watch, Word: "Paused until " + clock(pv.Pause.Until, pv.At), How: source}
 	case starving != "":
@@ -218,7 +218,7 @@ func isSlow(a *throttle.Adapted) bool { return a != nil && a.Rate < a.Published/
 func (pv *policyView) tenant(v view, t inspect.State) status {
 	for _, pause := range v.InForce.Pauses {
 		if pause.Policy == pv.Policy && pause.Tenant == t.Tenant {
-			return status{Trouble: watch, Word: "Paused until " + clock(pause.Until, pv.At), How: "by " + short(pause.By)}
+			return status{Trouble: watch, Word: "Paused until " + clock(pause.Until, pv.At), How: "by " + short(pause.Author)}
 		}
 	}
 	var how []string

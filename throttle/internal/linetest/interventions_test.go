@@ -26,7 +26,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 		d := limitertest.Reserve(st, st.l, st.of("a4"))
 		expect.That(st, !d.Granted && d.Queued && d.Binds == throttle.ByPause && d.RetryIn >= h-m, d)
 		e := st.explain("a2")
-		expect.That(st, e.Position > 0 && e.Binds == throttle.ByPause && e.Pause.By == "anna" &&
+		expect.That(st, e.Position > 0 && e.Binds == throttle.ByPause && e.Pause.Author == "anna" &&
 			e.Expected.Sub(e.At) >= h-m, "a2 is explained by", e)
 		for k := range 12 {
 			taken := limitertest.Take(st, st.at(time.Duration(10+10*k)*s).l, 64, "q")
@@ -174,7 +174,7 @@ func TestWaitIsPaused(t *testing.T) {
 		for _, tenant := range []string{"", "acme"} {
 			now := time.Now()
 			l.SetInterventions(throttle.Interventions{At: now, Pauses: []throttle.Pause{
-				{By: "anna", Cause: "it is down", Policy: "p", Tenant: tenant, Until: now.Add(m)},
+				{Author: "anna", Cause: "it is down", Policy: "p", Tenant: tenant, Until: now.Add(m)},
 			}})
 			ctx, stop := context.WithTimeout(t.Context(), 10*s)
 			_, err := l.Wait(ctx, limitertest.Acme(1))

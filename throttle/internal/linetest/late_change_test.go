@@ -46,7 +46,7 @@ func TestPausesReachEveryTicket(t *testing.T) {
 			st := newStory(t, limitertest.Redis(t), p)
 			client := limitertest.NewByClock(t, st.client, st.c, p)
 			at := limitertest.At(0)
-			paused, none := throttle.Interventions{At: at, Pauses: []throttle.Pause{{Policy: "p", Tenant: "a", By: "anna", Cause: "x", Until: at.Add(h)}}}, throttle.Interventions{At: at}
+			paused, none := throttle.Interventions{At: at, Pauses: []throttle.Pause{{Policy: "p", Tenant: "a", Author: "anna", Cause: "x", Until: at.Add(h)}}}, throttle.Interventions{At: at}
 			steps := map[bool][2]throttle.Interventions{true: {paused, none}, false: {none, paused}}[ends]
 			st.joins("x1", "x2", "x3")
 			st.take(1)
@@ -78,7 +78,7 @@ func TestAPauseChangesNoExemption(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			st := newStory(t, limitertest.Redis(t), p)
 			at := limitertest.At(0)
-			st.l.SetInterventions(throttle.Interventions{At: at, Pauses: []throttle.Pause{{Policy: "p", By: "anna", Cause: "x", Until: at.Add(m)}}})
+			st.l.SetInterventions(throttle.Interventions{At: at, Pauses: []throttle.Pause{{Policy: "p", Author: "anna", Cause: "x", Until: at.Add(m)}}})
 			st.costs(3).joins("a1", "a2", "a3") // above the limit
 			st.takes()
 			st.l.SetInterventions(throttle.Interventions{At: at})

@@ -215,9 +215,9 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 			d := limitertest.Reserve(t, st.at(step.at).l, st.of(step.ticket))
 			would := ""
 			if o := d.Observed; o != nil && o.NeverFits {
-				would = o.By + " never"
+				would = o.Binds + " never"
 			} else if o != nil {
-				would = fmt.Sprint(o.By, " ", o.Wait)
+				would = fmt.Sprint(o.Binds, " ", o.Wait)
 			}
 			expect.That(t, d.Granted && !d.Queued && !d.Exempt && would == step.would,
 				step.ticket, "at", step.at, "would be denied by", would, "want", step.would, d)
@@ -231,7 +231,7 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 		d := limitertest.Reserve(t, st.at(h).l, st.of("a8"))
 		expect.Equal(t, limitertest.Cancel(t, st.l, d.Reservation).Windows[0].Used, 0)
 		st.pause(d.Reservation, s)
-		expect.Equal(t, limitertest.Reserve(t, st.l, st.of("a9")).Observed.By, throttle.ByUpstream)
+		expect.Equal(t, limitertest.Reserve(t, st.l, st.of("a9")).Observed.Binds, throttle.ByUpstream)
 	})
 }
 

@@ -54,7 +54,7 @@ func TestPlansComeTrue(t *testing.T) {
 					demands = append(demands, demand(tenant, 20+5*i, class))
 				}
 				before := lineText(t, client)
-				plan := st.plan(inspect.PlanOptions{By: limitertest.At(3*h + 5*s)}, demands...)
+				plan := st.plan(inspect.PlanOptions{Deadline: limitertest.At(3*h + 5*s)}, demands...)
 				expect.Equal(t, lineText(t, client), before)
 				st.class = class
 				for i, tenant := range tenants {
@@ -123,7 +123,7 @@ func TestPlansStartFromTheLine(t *testing.T) {
 		for i, got := range st.plan(inspect.PlanOptions{}, crowd...).Tenants {
 			expect.Equal(t, got.Expected == limitertest.At(0), got.Binds == "", "the window holds up all that do not start now", i)
 		}
-		got = st.plan(inspect.PlanOptions{Open: opensAt(h), By: limitertest.At(h)}, demand("b", 50, ""))
+		got = st.plan(inspect.PlanOptions{Open: opensAt(h), Deadline: limitertest.At(h)}, demand("b", 50, ""))
 		expect.That(t, got.Expected == limitertest.At(h+4*s) && got.Late == 40 && got.Binds == "shared", "an hour later", got)
 		d.Count = 0
 		expect.That(t, expect.ErrOf(inspect.Of(st.l).Snapshot(t.Context(), []inspect.Demand{d})) != nil, "a demand of nothing is planned")
@@ -211,7 +211,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 	t.Run("what the upstream has left", func(t *testing.T) {
 		st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
 		st.remaining(st.granted("a1").Reservation, 3, h)
-		got := st.plan(inspect.PlanOptions{By: limitertest.At(0)}, demand("a", 13, ""))
+		got := st.plan(inspect.PlanOptions{Deadline: limitertest.At(0)}, demand("a", 13, ""))
 		expect.That(t, got.Late == 10 && got.Expected == limitertest.At(h) && got.Binds == "shared", got)
 	})
 }

@@ -378,7 +378,7 @@ func (st *story) intervene(i throttle.Interventions) {
 	}
 	for k := range i.Pauses {
 		i.Pauses[k].Policy, i.Pauses[k].Until = "p", i.At.Add(h)
-		i.Pauses[k].By, i.Pauses[k].Cause = "anna", "it is down"
+		i.Pauses[k].Author, i.Pauses[k].Cause = "anna", "it is down"
 	}
 	st.l.SetInterventions(i)
 	st.refresh()

@@ -196,7 +196,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 	pause("ac me", h, 10*m) // the policy's longest
 	d := reason(`throttled: p, tenant b, 10m0s: paused until 00:10:00 UTC by the upstream's 429 to ac me, reported by w`)
 	want := throttle.Pause{
-		At: limitertest.At(0), By: "w", Cause: "429", Policy: "p", Tenant: "ac me", Until: limitertest.At(10 * m),
+		At: limitertest.At(0), Author: "w", Cause: "429", Policy: "p", Tenant: "ac me", Until: limitertest.At(10 * m),
 	}
 	expect.Require(t, d.Pause != nil, d)
 	expect.Equal(t, *d.Pause, want)

@@ -55,12 +55,12 @@ type Answer struct {
 
 // A PauseAnswer is the longest pause that holds for a request.
 type PauseAnswer struct {
-	Whose  int64  `json:"whose"`    // operators': 1 for Request.Paused, 2 for Settings.Paused; 0 for the upstream's
-	Until  int64  `json:"ends"`     // nothing is granted before
-	At     int64  `json:"reported"` // when it was reported: this and the rest only of the upstream's
-	By     string `json:"by"`
-	Cause  string `json:"cause"`
-	Tenant string `json:"tenant"` // whose call was refused
+	Whose    int64  `json:"whose"`    // operators': 1 for Request.Paused, 2 for Settings.Paused; 0 for the upstream's
+	Until    int64  `json:"ends"`     // nothing is granted before
+	At       int64  `json:"reported"` // when it was reported: this and the rest only of the upstream's
+	Reporter string `json:"reporter"`
+	Cause    string `json:"cause"`
+	Tenant   string `json:"tenant"` // whose call was refused
 }
 
 // An AdaptedAnswer is a window's rate after refusals by the upstream.
@@ -168,7 +168,7 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	if fields := r.text(); fields != "" {
 		r.bad = json.Unmarshal([]byte(fields), a) != nil || a.Latest < 0 || a.Pause.Whose > 2 || r.bad
 		p := &a.Pause
-		p.By, p.Cause, p.Tenant = Unescape(p.By), Unescape(p.Cause), Unescape(p.Tenant)
+		p.Reporter, p.Cause, p.Tenant = Unescape(p.Reporter), Unescape(p.Cause), Unescape(p.Tenant)
 	}
 	if !hasWindows(op) {
 		return

@@ -54,12 +54,12 @@ type Request struct {
 
 // A Refused is a refusal by the upstream. Durations are microseconds.
 type Refused struct {
-	Wait   int64  `json:"wait"`             // how long nothing is granted
-	Guess  int64  `json:"guess,omitempty"`  // the longest pause to guess if the upstream did not say how long; else 0
-	Adapt  bool   `json:"adapt,omitempty"`  // whether the scopes adapt
-	Tenant string `json:"tenant,omitempty"` // whose call was refused
-	Cause  string `json:"cause,omitempty"`  // the upstream's word for it; empty if that is unknown
-	By     string `json:"by,omitempty"`     // which limiter reported it
+	Wait     int64  `json:"wait"`               // how long nothing is granted
+	Guess    int64  `json:"guess,omitempty"`    // the longest pause to guess if the upstream did not say how long; else 0
+	Adapt    bool   `json:"adapt,omitempty"`    // whether the scopes adapt
+	Tenant   string `json:"tenant,omitempty"`   // whose call was refused
+	Cause    string `json:"cause,omitempty"`    // the upstream's word for it; empty if that is unknown
+	Reporter string `json:"reporter,omitempty"` // which limiter reported it
 }
 
 // Left is the state of a limit that the upstream reports.
@@ -120,7 +120,7 @@ func (r Request) append(args []any, leases bool) []any {
 		r.ID, r.Hold = "", 0
 	}
 	if f := r.Refused; f != nil {
-		r.Refused = &Refused{f.Wait, f.Guess, f.Adapt, Escape(f.Tenant), Escape(f.Cause), Escape(f.By)}
+		r.Refused = &Refused{f.Wait, f.Guess, f.Adapt, Escape(f.Tenant), Escape(f.Cause), Escape(f.Reporter)}
 	}
 	args = append(args, r.Op, cmp.Or(r.Cost, "-"), r.Ticket, r.Place.text(), toJSON(r))
 	for _, key := range r.Keys {

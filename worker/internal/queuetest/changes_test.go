@@ -26,7 +26,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 	pause := func(_ *sitetest.Site, limiters ...*throttle.Limiter) {
 		for _, l := range limiters {
 			l.SetInterventions(throttle.Interventions{At: time.Now(), Pauses: []throttle.Pause{
-				{By: "anna", Cause: "it is down", Policy: "api", Until: time.Now().Add(time.Hour)},
+				{Author: "anna", Cause: "it is down", Policy: "api", Until: time.Now().Add(time.Hour)},
 			}})
 		}
 	}

@@ -1,9 +1,9 @@
 -- upstream.lua: answers of the upstream about a scope, in sections of its value after the windows'. Their
 -- names begin with "!", and their payloads are fields (codec.lua).
 --
---   !p      a pause: ends, reported, tenant, cause, by
+--   !p      a pause: ends, reported, tenant, cause, reporter
 --           Nothing is granted before `ends`. `reported` is the time of the report, `tenant` is the one whose
---           call was refused, `cause` the upstream's word for it, and `by` the reporter.
+--           call was refused, `cause` the upstream's word for it.
 --   !rUNIT  the units that the upstream has left: left, at, resets, grants
 --           `left` units (below 0: none) are left until `resets`, by the answer to a call that was granted at the time
 --           `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
@@ -169,7 +169,7 @@ local function new_upstream()
     -- Exempt tenants call during a pause, and may be refused. The longest pause counts.
     if not before or before.ends < now + wait then
       put(scope, PAUSE, now + wait, {
-        ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, by = refused.by,
+        ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, reporter = refused.reporter,
       })
     end
     if spread and guess > 0 then return changes end

@@ -145,10 +145,10 @@ func ExampleLine() {
 		jobs[job.id], requests = r, append(requests, r)
 	}
 	join := func(requests ...throttle.Request) {
-		places, err := line.Join(ctx, requests)
+		decisions, err := line.Join(ctx, requests)
 		check(err)
-		for i, place := range places {
-			fmt.Println("job", requests[i].Ticket.ID, "starts in", place.RetryIn.Round(time.Hour))
+		for i, decision := range decisions {
+			fmt.Println("job", requests[i].Ticket.ID, "starts in", decision.RetryIn.Round(time.Hour))
 		}
 	}
 	join(requests...)

@@ -66,9 +66,9 @@ func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
 			continue
 		}
 		ask := s.operation.lineRequest(script.Expect, "")
-		ask.Cost, ask.Ticket, ask.Place.Flow = "", s.Ticket, s.Flow
+		ask.Cost, ask.Ticket, ask.Entry.Flow = "", s.Ticket, s.Flow
 		if s.Flow == "" {
-			ask.Place = nil
+			ask.Entry = nil
 		}
 		asks, asked = append(asks, ask), append(asked, s)
 	}

@@ -30,10 +30,10 @@ func (l *Limiter) Lines() []string {
 	return names
 }
 
-// A Place is the answer to one request of Line.Join or Line.Reserve. Of a ticket that joined, its Decision says
+// A LineDecision is the answer to one request of Line.Join or Line.Reserve. Of a ticket that joined, its Decision says
 // where it stands: RetryIn is 0 if it fits now. BySlots makes that an estimate, by the rate at which servers took
 // tickets of its queue in the last minute.
-type Place struct {
+type LineDecision struct {
 	Decision
 
 	// Err says why there is no decision, or why the ticket did not join. A *RequestError or *DeniedError does not
@@ -44,24 +44,24 @@ type Place struct {
 	Nudge bool
 }
 
-// Join puts requests in line by their tickets, even if they fit now, and returns a place for each, in order: a few
+// Join puts requests in line by their tickets, even if they fit now, and returns a decision for each, in order: a few
 // hundred at once. A ticket that is in line keeps its position. With another tenant, class or attribute of a scope it
 // leaves that position, and joins as if new, unless it is refused. One that is exempt or observed does not join
 // (Decision.Exempt). The line may be a removed policy's, but not one that a policy in force has left by other shards.
-// With an error, a Queued place's ticket has joined; others may have. Errors are Take's and the TenantFunc's.
-func (n *Line) Join(ctx context.Context, requests []Request) ([]Place, error) {
-	places, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(script.PolicyOf(n.name)), (*operation).joinRequest)
-	for _, p := range places {
+// With an error, the ticket of a Queued decision has joined; others may have. Errors are Take's and the TenantFunc's.
+func (n *Line) Join(ctx context.Context, requests []Request) ([]LineDecision, error) {
+	decisions, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(script.PolicyOf(n.name)), (*operation).joinRequest)
+	for _, p := range decisions {
 		if err == nil || p.Queued {
 			tell(n.limiter, p)
 		}
 	}
-	return places, err
+	return decisions, err
 }
 
-// Reserve is Limiter.Reserve for several requests, in few calls to Redis. It returns a place for each, in order, with
+// Reserve is Limiter.Reserve for several requests, in few calls to Redis. It returns a decision for each, in order, with
 // what Limiter.Reserve returns, also if others fail. It never fails open. Errors are Take's and the TenantFunc's.
-func (n *Line) Reserve(ctx context.Context, requests []Request) ([]Place, error) {
+func (n *Line) Reserve(ctx context.Context, requests []Request) ([]LineDecision, error) {
 	return n.ask(ctx, requests, false, func(o *operation) (script.Request, error) {
 		return o.reserveRequest(Reservation{}), nil
 	})
@@ -70,24 +70,24 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]Place, error)
 // ask prepares the requests, and sends those that get an Op. Its own error may be a TenantFunc's.
 func (n *Line) ask(
 	ctx context.Context, requests []Request, orRemoved bool, prepare func(*operation) (script.Request, error),
-) ([]Place, error) {
+) ([]LineDecision, error) {
 	cp, err := n.limiter.policyOfLine(n.name, orRemoved)
 	if err != nil {
 		return nil, err
 	}
 	cp.empty.Store(0)
-	places := make([]Place, len(requests))
+	decisions := make([]LineDecision, len(requests))
 	operations := make([]*operation, 0, len(requests))
 	asks := make([]script.Request, 0, len(requests))
 	var asker []int // the index of its request, for each ask
 	for i, r := range requests {
-		p, ask := &places[i], script.Request{}
+		p, ask := &decisions[i], script.Request{}
 		o, err := n.checked(ctx, cp, r)
 		if err == nil {
 			ask, err = prepare(o)
 		}
 		if ask.Op == "" { // it is invalid, or never denied
-			*p = Place{Decision: Decision{Exempt: err == nil, Policy: cp.Name, Tenant: r.Tenant}, Err: err}
+			*p = LineDecision{Decision: Decision{Exempt: err == nil, Policy: cp.Name, Tenant: r.Tenant}, Err: err}
 			continue
 		}
 		operations, asks, asker = append(operations, o), append(asks, ask), append(asker, i)
@@ -95,17 +95,17 @@ func (n *Line) ask(
 	answers, err := cp.group.Do(ctx, cp.script, asks...)
 	err = classify(ctx, cp.Name, err)
 	for j, a := range answers {
-		p := &places[asker[j]]
+		p := &decisions[asker[j]]
 		if p.Nudge, p.Err = a.Nudge, classify(ctx, cp.Name, a.Err); p.Err == nil {
 			p.Decision, p.Err = n.limiter.decided(operations[j], asks[j], a)
 		}
 	}
-	for _, p := range places {
+	for _, p := range decisions {
 		if p.Err != nil && !errors.As(p.Err, new(*RequestError)) && !errors.As(p.Err, new(*DeniedError)) {
 			err = cmp.Or(err, p.Err)
 		}
 	}
-	return places, err
+	return decisions, err
 }
 
 // checked prepares a request for capacity of the line's policy.

@@ -16,7 +16,7 @@ import (
 //     another (Line.ReserveAgain).
 //   - *DeniedError: in package worker a task goes back to wait because the limiter could not decide. Its
 //     Cause is the limiter's error.
-//   - Place: Line.Join has answered for a ticket.
+//   - LineDecision: Line.Join has answered for a ticket.
 //   - Publication: package control has read a version of the published policies.
 //   - Refusal: Reservation.Pause has reported that an upstream refused a call.
 //   - Start: work begins, of a Limiter.Wait that may wait, or as package worker calls a task's handler.

@@ -209,7 +209,7 @@ func (o *operation) lineRequest(op, id string) script.Request {
 	r := o.request
 	ask := script.Request{
 		Op: op, ID: id, Settings: o.tenantSettings(), Keys: o.keys, Cost: o.costsText(r), Hold: r.MaxHold.Microseconds(),
-		Place: &script.Place{
+		Entry: &script.Entry{
 			Since: max(0, r.Since.UnixMicro()), Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant,
 			Weight: o.weight(), Key: r.Key, Front: r.Front,
 		},
@@ -224,7 +224,7 @@ func (o *operation) lineRequest(op, id string) script.Request {
 // reserveRequest returns the request that reserves. A reservation that it replaces is given back by the same call.
 func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	ask := o.lineRequest(o.verb, script.NewID())
-	o.refuseLate(ask.Place)
+	o.refuseLate(ask.Entry)
 	ask.At, ask.Replaces = max(0, replaces.At.UnixMicro()), replaces.ID
 	return ask
 }
@@ -238,8 +238,8 @@ func (o *operation) joinRequest() (ask script.Request, err error) {
 		return ask, nil
 	}
 	ask = o.lineRequest(script.Join, "")
-	ask.Place.Backlog = int64(o.request.Backlog)
-	o.refuseLate(ask.Place)
+	ask.Entry.Backlog = int64(o.request.Backlog)
+	o.refuseLate(ask.Entry)
 	return ask, nil
 }
 
@@ -261,8 +261,8 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 }
 
 func (o *operation) decision(a script.Answer) Decision {
-	// Only operators' pauses deny what is free. One may have ended since the ticket joined, if the call was repeated.
-	neverDenied := o.free && a.Pause.Whose == 0 && a.Status != script.Waits
+	// Only operators' pauses deny what is free. What joined during one waits, or is refused, also if it has ended since.
+	neverDenied := o.free && (a.Status == script.Granted || a.Status == script.Denied && a.Pause.Whose == 0)
 	d := Decision{
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		At:            time.UnixMicro(a.At),
@@ -356,7 +356,7 @@ func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 }
 
 // refuseLate sets the bounds by which the script refuses a request that cannot start in time.
-func (o *operation) refuseLate(p *script.Place) {
+func (o *operation) refuseLate(p *script.Entry) {
 	switch most := o.request.MaxWait; {
 	case most > 0:
 		p.MaxWait = max(1, most.Microseconds())

@@ -53,7 +53,7 @@ type TakenTicket struct {
 }
 
 // Take removes tickets from the line that fit now, and charges them: in line order, and together in
-// all windows. Taken.Next is when to call it again. A Place.Nudge asks for it sooner.
+// all windows. Taken.Next is when to call it again. A LineDecision.Nudge asks for it sooner.
 //
 // Call Take again, or Acknowledge, within 5 seconds. Otherwise the tickets count as lost: the next
 // Take of another process puts them back. If ctx ends or Redis does not answer, the next Take
@@ -181,8 +181,8 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		}
 		ask := o.lineRequest(op, r.ID)
 		ask.At, ask.Never = r.At.UnixMicro(), o.neverCounted(r)
-		ask.Place.Flow, ask.Cost = cmp.Or(t.Flow, ask.Place.Flow), cmp.Or(t.Cost, ask.Cost)
-		ask.Place.Rank, ask.Place.Since = t.Rank, t.Since.UnixMicro()
+		ask.Entry.Flow, ask.Cost = cmp.Or(t.Flow, ask.Entry.Flow), cmp.Or(t.Cost, ask.Cost)
+		ask.Entry.Rank, ask.Entry.Since = t.Rank, t.Since.UnixMicro()
 		asks[o.compiledPolicy] = append(asks[o.compiledPolicy], ask)
 		given[o.compiledPolicy] = append(given[o.compiledPolicy], t)
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // A task is enqueued in three steps. First asynq's client makes its message (message, capture). Then the message is
-// stored as scheduled (store). Then the task joins its line, and is moved or deleted as its place demands (join).
+// stored as scheduled (store). Then the task joins its line, and is moved or deleted as the answer demands (join).
 // In this order a task that is taken always exists. If a step is lost, workers find the task two minutes later.
 
 // An enqueueTask is one task on its way into a line.
@@ -31,9 +31,9 @@ type enqueueTask struct {
 	isMember  bool             // of a batch
 	joinsLine bool             // now, or when it is due
 
-	call  asynqredis.EnqueueCall // of asynq's client; empty if it was sent
-	place throttle.Place         // in line
-	done  chan struct{}          // closed when the task was committed with others; nil if it was alone
+	call     asynqredis.EnqueueCall // of asynq's client; empty if it was sent
+	decision throttle.LineDecision  // in line
+	done     chan struct{}          // closed when the task was committed with others; nil if it was alone
 }
 
 var (

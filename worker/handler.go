@@ -153,21 +153,21 @@ func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *
 	if a.isFromLine() {
 		r.Since = a.Verdict.Since
 	}
-	var places []throttle.Place
+	var decisions []throttle.LineDecision
 	err := s.breaker.Do(context.WithoutCancel(ctx), outage.AnswerWithin, func(ctx context.Context) (err error) {
 		select { // else it would wait for its own slots
 		case <-a.released.Done():
 		case <-ctx.Done():
 		}
-		places, err = s.limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
+		decisions, err = s.limiter.Line(s.lineOf(r)).Join(ctx, []throttle.Request{r})
 		return err
 	})
 	switch {
-	case err != nil || places[0].Err != nil || places[0].Exempt:
-	case places[0].RetryIn <= 0: // it would start at once, such as if the pause could not be stored
+	case err != nil || decisions[0].Err != nil || decisions[0].Exempt:
+	case decisions[0].RetryIn <= 0: // it would start at once, such as if the pause could not be stored
 		s.leave(ctx, r)
 	default:
-		d.Queued, d.RetryIn, d.Latest = true, places[0].RetryIn, places[0].Latest
+		d.Queued, d.RetryIn, d.Latest = true, decisions[0].RetryIn, decisions[0].Latest
 	}
 }
 

@@ -18,8 +18,8 @@ import (
 // putOffFrom: forward looks at a task storedFor after it was stored. A join that would move that by less leaves it.
 const putOffFrom = time.Minute
 
-// join makes stored tasks of one queue join a line, and moves or deletes them as their places demand. Tasks without a
-// place become pending. If the move fails, workers find the tasks as they were stored.
+// join makes stored tasks of one queue join a line, and moves or deletes them as the decisions demand. Tasks that
+// are not in line become pending. If the move fails, workers find the tasks as they were stored.
 func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask) {
 	err := c.joinLine(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
@@ -34,26 +34,26 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 	var moves []asynqredis.Move
 	var moved []*enqueueTask
 	for _, e := range es {
-		place, move := e.place, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key} // without a time: to pending
+		decision, move := e.decision, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key} // without a time: to pending
 		switch {
-		case place.Exempt:
+		case decision.Exempt:
 			e.Start = ExpectedStart{At: now}
-		case errors.As(place.Err, new(*throttle.RequestError)), errors.As(place.Err, new(*throttle.DeniedError)):
-			e.refuse(place.Err)
+		case errors.As(decision.Err, new(*throttle.RequestError)), errors.As(decision.Err, new(*throttle.DeniedError)):
+			e.refuse(decision.Err)
 			move.To = asynqredis.Delete
-		case !place.Queued, err != nil && place.AlreadyQueued: // it has no place: it becomes pending, and joins if it is denied
+		case !decision.Queued, err != nil && decision.AlreadyQueued: // it becomes pending, and joins if it is denied
 		default:
-			e.Start = ExpectedStart{Joined: true, At: now.Add(place.RetryIn), Binds: place.Binds}
-			if place.Latest >= place.RetryIn {
-				e.Start.Latest = now.Add(place.Latest)
+			e.Start = ExpectedStart{Joined: true, At: now.Add(decision.RetryIn), Binds: decision.Binds}
+			if decision.Latest >= decision.RetryIn {
+				e.Start.Latest = now.Add(decision.Latest)
 			}
-			nudge = nudge || place.Nudge
-			wait := dispatch.Fallback(policy, place.RetryIn)
+			nudge = nudge || decision.Nudge
+			wait := dispatch.Fallback(policy, decision.RetryIn)
 			if wait <= storedFor+putOffFrom {
 				continue
 			}
 			move.At = asynqredis.WholeSecond(now.Add(wait))
-			move.Message, move.Reason = e.call.Message, dispatch.Reason(e.request, place, now)
+			move.Message, move.Reason = e.call.Message, dispatch.Reason(e.request, decision, now)
 			e.Info.NextProcessAt = move.At
 		}
 		moves, moved = append(moves, move), append(moved, e)
@@ -90,9 +90,9 @@ func (c *Client) joinLine(ctx context.Context, line string, es []*enqueueTask) e
 	var again, refused []*enqueueTask
 	var tickets []throttle.Ticket
 	for _, e := range es {
-		if e.place.AlreadyQueued {
+		if e.decision.AlreadyQueued {
 			again, tickets = append(again, e), append(tickets, e.request.Ticket)
-		} else if errors.As(e.place.Err, new(*throttle.DeniedError)) {
+		} else if errors.As(e.decision.Err, new(*throttle.DeniedError)) {
 			refused = append(refused, e)
 		}
 	}
@@ -111,7 +111,7 @@ func (c *Client) joinLine(ctx context.Context, line string, es []*enqueueTask) e
 // while one is answered, another is on its way.
 const askMax, askers = 128, 2
 
-// ask asks for the places of tasks, unless the limiter did not answer a moment ago. The timeout begins when the caller
+// ask makes tasks join, unless the limiter did not answer a moment ago. The timeout begins when the caller
 // has its turn, as a wait for other callers does not mean that the limiter is silent.
 func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) (err error) {
 	for part := range slices.Chunk(es, askMax) {
@@ -125,9 +125,9 @@ func (c *Client) ask(ctx context.Context, line string, es []*enqueueTask) (err e
 			return ctx.Err()
 		}
 		err = cmp.Or(err, c.breaker.Do(ctx, c.config.LimiterTimeout, func(ctx context.Context) error {
-			places, err := c.limiter.Line(line).Join(ctx, requests)
-			for i, place := range places {
-				part[i].place = place
+			decisions, err := c.limiter.Line(line).Join(ctx, requests)
+			for i, decision := range decisions {
+				part[i].decision = decision
 			}
 			return err
 		}))

@@ -51,6 +51,6 @@ type ExpectedStart struct {
 	// equals At if that is exact, and is zero where no bound is known.
 	Latest time.Time
 
-	// Binds names what delays the task for longest, as in throttle.Place. It is empty if the task fits now.
+	// Binds names what delays the task for longest, as in throttle.LineDecision. It is empty if the task fits now.
 	Binds string
 }

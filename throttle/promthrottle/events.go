@@ -18,7 +18,7 @@ func (m *Metrics) Observe(event any) {
 		m.decided(e)
 	case *throttle.DeniedError:
 		m.unavailable.WithLabelValues(e.Decision.Policy).Inc()
-	case throttle.Place:
+	case throttle.LineDecision:
 		if e.Err == nil && !e.Exempt && !e.AlreadyQueued {
 			m.expected.WithLabelValues(e.Policy).Observe(e.RetryIn.Seconds())
 		}

@@ -184,14 +184,14 @@ func Reserve(t TB, l *throttle.Limiter, r throttle.Request) throttle.Decision {
 	return expect.Got(l.Reserve(t.Context(), r))(t)
 }
 
-// Join puts tickets in the line of policy "p", and returns the place of the last one.
-func Join(t TB, l *throttle.Limiter, requests ...throttle.Request) (last throttle.Place) {
+// Join puts tickets in the line of policy "p", and returns the decision about the last one.
+func Join(t TB, l *throttle.Limiter, requests ...throttle.Request) (last throttle.LineDecision) {
 	t.Helper()
-	places, err := l.Line("p").Join(t.Context(), requests)
+	decisions, err := l.Line("p").Join(t.Context(), requests)
 	expect.Must(t, err)
-	for i, place := range places {
-		if last = place; place.Err != nil {
-			t.Fatalf("%+v: %v", requests[i], place.Err)
+	for i, decision := range decisions {
+		if last = decision; decision.Err != nil {
+			t.Fatalf("%+v: %v", requests[i], decision.Err)
 		}
 	}
 	return last

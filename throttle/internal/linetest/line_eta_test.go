@@ -17,7 +17,7 @@ import (
 
 // An estimate is a place, and when it was told.
 type estimate struct {
-	throttle.Place
+	throttle.LineDecision
 	at time.Duration
 }
 

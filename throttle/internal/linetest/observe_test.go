@@ -40,7 +40,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 					tell("corrected %s %v %v", e.Reservation.Tenant, e.Cost, e.Cancelled)
 				case throttle.Decision:
 					tell("decided %s %s %v %v %v", e.Policy, e.Tenant, e.Granted, e.Queued, e.RetryIn)
-				case throttle.Place:
+				case throttle.LineDecision:
 					tell("join %s %s %v %v", e.Policy, e.Tenant, e.RetryIn, e.Err != nil)
 				case throttle.TakenTicket:
 					tell("taken %s %s %v", e.Decision.Policy, e.ID, e.Waited)
@@ -158,7 +158,7 @@ func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
 			Logger: slog.New(slog.NewTextHandler(&log, nil)),
 		})
 		events := []any{
-			throttle.Call{}, throttle.Correction{}, throttle.Decision{}, &throttle.DeniedError{}, throttle.Place{},
+			throttle.Call{}, throttle.Correction{}, throttle.Decision{}, &throttle.DeniedError{}, throttle.LineDecision{},
 			throttle.Publication{}, throttle.Refusal{}, throttle.Start{}, throttle.TakenTicket{},
 		}
 		for _, event := range append(events, events...) {

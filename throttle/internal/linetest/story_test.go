@@ -151,12 +151,12 @@ func (st *story) newcomer(tenant string, granted bool) {
 }
 
 // joins puts tickets in line, whether or not they fit.
-func (st *story) joins(tickets ...string) (last throttle.Place) {
+func (st *story) joins(tickets ...string) (last throttle.LineDecision) {
 	st.Helper()
 	return st.joinIn("q", tickets...)
 }
 
-func (st *story) joinIn(queue string, tickets ...string) (last throttle.Place) {
+func (st *story) joinIn(queue string, tickets ...string) (last throttle.LineDecision) {
 	st.Helper()
 	for _, ticket := range tickets {
 		st.next = 0
@@ -180,16 +180,16 @@ func (st *story) joinMany(queue, tenant string, n int) {
 }
 
 // joining returns the answer to one request.
-func (st *story) joining(r throttle.Request) throttle.Place {
+func (st *story) joining(r throttle.Request) throttle.LineDecision {
 	st.Helper()
 	places := expect.Got(st.line().Join(st.Context(), []throttle.Request{r}))(st)
 	return places[0]
 }
 
 // told makes tickets join one by one, and returns when each is expected to start.
-func (st *story) told(tickets ...string) map[string]throttle.Place {
+func (st *story) told(tickets ...string) map[string]throttle.LineDecision {
 	st.Helper()
-	told := map[string]throttle.Place{}
+	told := map[string]throttle.LineDecision{}
 	for _, ticket := range tickets {
 		told[ticket] = st.joins(ticket)
 	}

@@ -166,7 +166,7 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	a.At = r.integer()
 	a.Time, a.Latest = a.At, a.At
 	if fields := r.text(); fields != "" {
-		r.bad = json.Unmarshal([]byte(fields), a) != nil || a.Latest < 0 || a.Pause.Whose > 2 || r.bad
+		r.bad = json.Unmarshal([]byte(fields), a) != nil || a.Latest < 0 || uint64(a.Pause.Whose) > 2 || r.bad
 		p := &a.Pause
 		p.Reporter, p.Cause, p.Tenant = Unescape(p.Reporter), Unescape(p.Cause), Unescape(p.Tenant)
 	}

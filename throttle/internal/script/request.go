@@ -15,7 +15,7 @@ const (
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
 	PutBack   = "put_back"  // puts a taken ticket back at its rank, and gives back the units of its grant, once
-	Cancel    = "cancel"    // gives back all of a reservation, once; with a Place.Rank its tenant's tag moves back
+	Cancel    = "cancel"    // gives back all of a reservation, once; with a Entry.Rank its tenant's tag moves back
 	Settle    = "settle"    // corrects the units of a reservation
 	Release   = "release"   // gives back its leases
 	Renew     = "renew"     // keeps its leases for as long again
@@ -39,7 +39,7 @@ type Request struct {
 	Ticket   string   `json:"-"`                // made by TicketName; empty if it does not wait
 	Keys     []string `json:"-"`                // of the scopes, made by ScopeKey
 	Cost     string   `json:"-"`                // such as "requests=1,tokens=5"; may be empty
-	*Place            // nil if the verb needs none
+	*Entry            // nil if the verb needs none
 
 	Actual  []int64  `json:"actual,omitempty"`  // of Settle: units by window, below 0 if they stay
 	Never   []int    `json:"never,omitempty"`   // of Cancel, PutBack and Renew: windows, by numbers from 1, that never counted it
@@ -82,8 +82,8 @@ func (s Settings) MarshalText() ([]byte, error) {
 	return json.Marshal(fields(s))
 }
 
-// A Place says where in a line the request waits, and under which conditions it joins.
-type Place struct {
+// An Entry says where in a line the request waits, and under which conditions it joins.
+type Entry struct {
 	Flow     string `json:"-"` // made by Flow
 	Tenant   string `json:"-"`
 	Weight   int64  `json:"-"` // in thousandths
@@ -99,8 +99,8 @@ type Place struct {
 // Refuse, as a MaxWait or a Deadline, refuses a request that is not granted at once.
 const Refuse = -1
 
-// text returns the part of a place that every ticket has.
-func (p *Place) text() string {
+// text returns the part of an entry that every ticket has.
+func (p *Entry) text() string {
 	if p == nil {
 		return ""
 	}
@@ -122,7 +122,7 @@ func (r Request) append(args []any, leases bool) []any {
 	if f := r.Refused; f != nil {
 		r.Refused = &Refused{f.Wait, f.Guess, f.Adapt, Escape(f.Tenant), Escape(f.Cause), Escape(f.Reporter)}
 	}
-	args = append(args, r.Op, cmp.Or(r.Cost, "-"), r.Ticket, r.Place.text(), toJSON(r))
+	args = append(args, r.Op, cmp.Or(r.Cost, "-"), r.Ticket, r.Entry.text(), toJSON(r))
 	for _, key := range r.Keys {
 		args = append(args, key)
 	}

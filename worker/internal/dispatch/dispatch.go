@@ -202,7 +202,7 @@ func Fallback(p throttle.Policy, startsIn time.Duration) time.Duration {
 
 // Reason is the text that asynq's tools show for a task that waits in line: it names the expected start as a
 // date and time, which stays true however late somebody reads it.
-func Reason(r throttle.Request, p throttle.Place, now time.Time) string {
+func Reason(r throttle.Request, p throttle.LineDecision, now time.Time) string {
 	clock := func(d time.Duration) string { return now.Add(d + time.Second - 1).UTC().Format(time.RFC3339) }
 	text := fmt.Sprintf("throttled: %s, tenant %q: waits in line, expected to start at %s",
 		r.Policy, r.Tenant, clock(p.RetryIn))

@@ -86,13 +86,13 @@ type joinTask struct {
 	inLine  bool // by its mark
 }
 
-// join makes scheduled tasks join a line, and moves them as their places say. joinCtx bounds the join itself.
+// join makes scheduled tasks join a line, and moves them as the decisions demand. joinCtx bounds the join itself.
 func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all []joinTask) error {
 	requests := make([]throttle.Request, len(all))
 	for i, j := range all {
 		requests[i] = j.request
 	}
-	places, err := d.Limiter.Line(line).Join(joinCtx, requests)
+	decisions, err := d.Limiter.Line(line).Join(joinCtx, requests)
 	policy, _ := d.Limiter.Lookup(line)
 	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
 	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) {
@@ -122,18 +122,18 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 			if j.request.Front {
 				move.Mark = asynqredis.FrontMark
 			}
-		case err != nil, places[i].Exempt, places[i].Err != nil: // the task becomes pending: the middleware decides
+		case err != nil, decisions[i].Exempt, decisions[i].Err != nil: // the task becomes pending: the middleware decides
 		default:
-			if j.inLine && !places[i].AlreadyQueued {
+			if j.inLine && !decisions[i].AlreadyQueued {
 				d.logLostTicket(queue, line)
 			}
-			if places[i].Nudge {
+			if decisions[i].Nudge {
 				d.Nudge(queue, line)
 			}
-			d.Expect(line, queue, places[i].RetryIn)
-			move.At = now.Add(Fallback(policy, places[i].RetryIn))
-			if places[i].RetryIn > 0 && (j.message.LastError() == "" || j.message.Denied()) {
-				move.Message, move.Reason = j.message, Reason(j.request, places[i], now)
+			d.Expect(line, queue, decisions[i].RetryIn)
+			move.At = now.Add(Fallback(policy, decisions[i].RetryIn))
+			if decisions[i].RetryIn > 0 && (j.message.LastError() == "" || j.message.Denied()) {
+				move.Message, move.Reason = j.message, Reason(j.request, decisions[i], now)
 			}
 		}
 	}

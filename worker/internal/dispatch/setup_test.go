@@ -200,10 +200,10 @@ func (b *bench) waitIn(line, queue string, ids ...string) {
 			Key: call.Message.JoinKey(), Tenant: "acme", Ticket: throttle.Ticket{Queue: database + "/" + queue, ID: id},
 		})
 	}
-	places := expect.Got(b.limiter.Line(line).Join(ctx, requests))(b)
-	for _, place := range places {
-		b.ok(place.Err)
-		if place.Nudge && !b.quiet {
+	decisions := expect.Got(b.limiter.Line(line).Join(ctx, requests))(b)
+	for _, decision := range decisions {
+		b.ok(decision.Err)
+		if decision.Nudge && !b.quiet {
 			b.ok(b.asynq.Nudge(ctx, queue, line))
 		}
 	}

@@ -191,15 +191,15 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 		}
 		ctx, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
 		sent := time.Now()
-		places, err := d.Limiter.Line(line).Reserve(ctx, all)
+		decisions, err := d.Limiter.Line(line).Reserve(ctx, all)
 		cancel()
 		if errors.Is(err, throttle.ErrUnavailable) {
 			d.noteFailure(l, err)
 		}
-		for i, place := range places {
-			if task := asking[line][i]; place.Err == nil && (place.Granted || place.Queued) {
+		for i, decision := range decisions {
+			if task := asking[line][i]; decision.Err == nil && (decision.Granted || decision.Queued) {
 				previous := task.Verdict
-				ticket := throttle.TakenTicket{Ticket: all[i].Ticket, Key: all[i].Key, Decision: place.Decision}
+				ticket := throttle.TakenTicket{Ticket: all[i].Ticket, Key: all[i].Key, Decision: decision.Decision}
 				if previous != nil {
 					ticket.Since, ticket.Waited = previous.Since, previous.Waited
 					d.giveBack((*throttle.Line).Refund, previous.Line, previous.TakenTicket)

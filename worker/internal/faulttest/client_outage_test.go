@@ -141,8 +141,8 @@ func TestARefusalHoldsWhateverElseFails(t *testing.T) {
 	})
 }
 
-// A client whose call ends while it stores the task leaves no place for a task that is not there;
-// and a task that is there without a place finds one when workers look after it.
+// A client whose call ends while it stores the task leaves no ticket of a task that is not there;
+// and a task without a ticket joins when workers look after it.
 func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 	sitetest.EachBubble(t, map[string]bool{
 		"before the task is stored": false,

@@ -23,7 +23,7 @@ import (
 )
 
 // Calls of tasks that never arrive, or whose reply is lost, delay tasks and do nothing else: each
-// runs once, completed ones too, and no place is left behind.
+// runs once, completed ones too, and no ticket is left behind.
 func TestCallsAreLost(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, lost bool) {
 		s := sitetest.NewInBubble(t, sitetest.Shared(4, 5*time.Second))

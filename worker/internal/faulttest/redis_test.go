@@ -73,15 +73,15 @@ func TestRedisStopsAnswering(t *testing.T) {
 	}
 }
 
-// A place is where a Redis is found, which may change: as when it is restarted.
-type place struct {
+// A redisServer is a Redis whose address may change, as when it is restarted.
+type redisServer struct {
 	addr    atomic.Value
 	admin   *redis.Client
 	dir     string
 	process *servers.Process
 }
 
-func (p *place) options() *redis.Options {
+func (p *redisServer) options() *redis.Options {
 	return &redis.Options{
 		Addr: "redis.test:6379", DialerRetries: 1,
 		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
@@ -92,7 +92,7 @@ func (p *place) options() *redis.Options {
 }
 
 // start starts a redis-server in the directory, which its last one has left. It keeps what it writes.
-func (p *place) start(t *testing.T) {
+func (p *redisServer) start(t *testing.T) {
 	t.Helper()
 	process := expect.Got(servers.StartRedis(p.dir, "--appendonly", "yes", "--appendfsync", "always"))(t)
 	t.Cleanup(process.Stop)
@@ -105,18 +105,18 @@ func (p *place) start(t *testing.T) {
 func TestFaultsOfARedisServer(t *testing.T) {
 	t.Parallel()
 	const period = 1500 * time.Millisecond
-	for name, fault := range map[string]func(t *testing.T, p *place){
-		"killed, and started again with what it had written": func(t *testing.T, p *place) {
+	for name, fault := range map[string]func(t *testing.T, p *redisServer){
+		"killed, and started again with what it had written": func(t *testing.T, p *redisServer) {
 			p.process.Stop()
 			time.Sleep(200 * time.Millisecond)
 			p.start(t)
 		},
-		"its memory is full": func(t *testing.T, p *place) {
+		"its memory is full": func(t *testing.T, p *redisServer) {
 			p.admin.ConfigSet(t.Context(), "maxmemory", "1")
 			time.Sleep(period)
 			p.admin.ConfigSet(t.Context(), "maxmemory", "0")
 		},
-		"it loses its scripts, again and again": func(t *testing.T, p *place) {
+		"it loses its scripts, again and again": func(t *testing.T, p *redisServer) {
 			go func() {
 				for ; t.Context().Err() == nil; time.Sleep(5 * time.Millisecond) {
 					p.admin.ScriptFlush(t.Context())
@@ -127,7 +127,7 @@ func TestFaultsOfARedisServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			servers.Redis(t).Stop() // or skips the test where there is none
-			p := &place{dir: t.TempDir()}
+			p := &redisServer{dir: t.TempDir()}
 			p.start(t)
 			client := redis.NewClient(p.options())
 			t.Cleanup(func() { client.Close() })

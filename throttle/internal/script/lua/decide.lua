@@ -4,8 +4,8 @@
 --   1 op        a verb
 --   2 costs     "requests=1,tokens=5", "-" for none
 --   3 ticket    "QUEUE/ID"; empty for a request that does not wait
---   4 place     "flow tenant weight key" (line.lua), "-" for an empty word: flow "QUEUE|VALUES",
---               weight in thousandths; empty for a request without a place in line
+--   4 entry     "flow tenant weight key" (line.lua), "-" for an empty word: flow "QUEUE|VALUES",
+--               weight in thousandths; empty for a request that joins no line
 --   5 more      fields, as JSON; empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
 -- request.go describes each verb. The tags of Request there are the fields of a request, those of
@@ -64,7 +64,7 @@ local verbs = {
     if time <= now and (replaces or not r.paused and
       (not line or not line.somebody_waits(r, joined and r.ticket))) then
       grant(call, r, list, now)
-      if joined then line.places().remove(r.ticket) end
+      if joined then line.heads().remove(r.ticket) end
       if call.batches and line and not replaces then line.granted(r, list) end
       return 1, now
     end

@@ -112,7 +112,7 @@ local function new_line(call)
       claims = claims, batch = batch, asked = asked + 0, weights = weights + 0, flows = n_flows + 0,
       first = first + 0, last = last + 0, server = server, since = since + 0, taken = taken + 0,
       priority = priority + 0, rescan = rescan,
-      dues = {}, dues_key = 'd:' .. name, -- when nodes are due, by suffix (line_places.lua)
+      dues = {}, dues_key = 'd:' .. name, -- when nodes are due, by suffix (line_heads.lua)
       key = name .. '|' .. ROOT, queue = name, suffix = ROOT,
       number = call.numbers[''], shared = true,
       n = n + 0, same = false, units = false, v = v + 0, tags = {}, changed = false, moved = false,

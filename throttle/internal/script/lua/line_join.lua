@@ -1,6 +1,6 @@
 -- line_join.lua: how tickets enter a line, and when they are expected to start.
 --
--- new_join(L) returns a table of the functions below. Their parameters: r, a request whose place was read
+-- new_join(L) returns a table of the functions below. Their parameters: r, a request whose entry was read
 -- (request.lua); list, the scopes of r; `at`, the time of these scopes.
 
 local function new_join(L)
@@ -11,7 +11,7 @@ local function new_join(L)
   local P, now = call.P, call.now
   -- Most joins need none of these.
   local function fair() return made_once(new_fair, L) end
-  local function places() return made_once(new_places, L) end
+  local function heads() return made_once(new_heads, L) end
   local function order() return made_once(new_order, L, {}, false) end
   local unwritten = false -- whether a ticket joined in this call that Redis does not know yet
 
@@ -39,20 +39,20 @@ local function new_join(L)
     L.read_all('u', nodes)
   end
 
-  -- place_first puts a flow at its node, if its new ticket is its first one. If the last take went by other limits,
+  -- put_flow puts a flow at its node, if its new ticket is its first one. If the last take went by other limits,
   -- the next take looks at the flow again.
-  local function place_first(flow, id, rank, costs)
+  local function put_flow(flow, id, rank, costs)
     if flow.n > 1 then
       flow.heads, flow.first = nil, nil
-      local first = places().first_ticket(flow)
+      local first = heads().first_ticket(flow)
       if not first or first.id ~= id then return end
     end
-    places().place(flow, {rank = rank, costs = costs})
+    heads().put(flow, {rank = rank, costs = costs})
     local known, limits = redis.call('GET', P .. 'l'), L.limits
     if not known then
       redis.call('SET', P .. 'l', '0 ' .. limits, 'EX', L.ttl)
     elseif match(known, ' (.*)$') ~= limits then
-      places().due_by(flow.queue, flow.suffix, now)
+      heads().due_by(flow.queue, flow.suffix, now)
     end
   end
 
@@ -82,7 +82,7 @@ local function new_join(L)
     L.write('t', id, rank .. text .. ' ' .. values .. ' ' .. key)
     L.change('f:' .. r.flow, id, rank + 0)
     L.count(flow, costs, 1)
-    if is_first or r.front or r.rank then place_first(flow, id, rank, costs) end
+    if is_first or r.front or r.rank then put_flow(flow, id, rank, costs) end
   end
 
   -- with_slots returns low, high and binds, or those of a handler slot if that is expected later.
@@ -121,8 +121,8 @@ local function new_join(L)
     end
     local flow = not call.numbers[''] and L.flow_of(r.flow)
     if flow and flow.suffix == ROOT and flow.same ~= windows.costs_of(call, r.costs_text) then
-      local first = places().first_ticket(flow)
-      return first and first.id ~= id and places().blocker(flow, first.costs) and true or false
+      local first = heads().first_ticket(flow)
+      return first and first.id ~= id and heads().blocker(flow, first.costs) and true or false
     end
     return false
   end
@@ -158,12 +158,12 @@ local function new_join(L)
     q.weights, q.changed = max(0, q.weights + r.weight - flow.weight), true
     flow.weight, flow.settings_text, flow.changed = r.weight + 0, settings, true
     flow.settings = windows.settings_of(call, flow.settings_text)
-    if flow.suffix then places().due_by(flow.queue, flow.suffix, now) end
+    if flow.suffix then heads().due_by(flow.queue, flow.suffix, now) end
   end
 
   local function waits_at(suffix)
     for name, q in pairs(L.queues) do
-      if L.alive(q) and places().due_at(name, suffix) then return true end
+      if L.alive(q) and heads().due_at(name, suffix) then return true end
     end
     return false
   end
@@ -199,7 +199,7 @@ local function new_join(L)
     local refused = (r.max_wait or r.deadline) and too_late(r, low, high, earliest)
     if refused then return refused, now, low, high, binds, 0 end
     if name then -- the ticket leaves another flow, as its scopes or attributes have changed
-      places().remove(r.ticket)
+      heads().remove(r.ticket)
       flow = flow_for(r)
     end
     local q = L.queue_of(r.queue)
@@ -212,6 +212,6 @@ local function new_join(L)
   return {
     ticket = L.ticket, prefetch = prefetch, flow_name = L.flow_name, join = join, granted = granted,
     somebody_waits = somebody_waits, expect = expect, expect_ticket = expect_ticket, tags_back = tags_back,
-    refresh = refresh, waits_at = waits_at, places = places, finish = L.finish,
+    refresh = refresh, waits_at = waits_at, heads = heads, finish = L.finish,
   }
 end

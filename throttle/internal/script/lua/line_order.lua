@@ -24,7 +24,7 @@ local function new_order(L, names, strict)
   local TAGS_MS = 60000  -- for which tags are kept, at least
   local LIVE, BATCH = 1, 2
 
-  local call, fair, places = L.call, made_once(new_fair, L), made_once(new_places, L)
+  local call, fair, heads = L.call, made_once(new_fair, L), made_once(new_heads, L)
   local P, now = call.P, call.now
   local order = { -- root: the scope that all share, even if it has no window
     root = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or {suffix = ROOT, spec = {windows = {}}},
@@ -44,7 +44,7 @@ local function new_order(L, names, strict)
   local narrow = false -- whether tickets may wait at other scopes than ROOT
   for k = 1, #sides do
     local q, mine = sides[k].q, sides[k].of_take
-    local at_root = mine and places.due_at(q.queue, ROOT) and 1 or 0
+    local at_root = mine and heads.due_at(q.queue, ROOT) and 1 or 0
     narrow = narrow or not mine or redis.call('ZCARD', P .. q.dues_key) > at_root
   end
 
@@ -66,7 +66,7 @@ local function new_order(L, names, strict)
   local function add_waiting(standings, side, flow)
     local scope, name, mine = standings.scope, side.q.queue, side.of_take
     local suffix = scope.suffix
-    local due = places.due_at(name, suffix) or not mine and places.due_at(name, ROOT)
+    local due = heads.due_at(name, suffix) or not mine and heads.due_at(name, ROOT)
     if not due then return end
     local waiting = L.tickets_at(name, scope, flow)
     if not waiting or waiting.n == 0 or waiting.suffix ~= suffix and waiting.suffix ~= ROOT then return end
@@ -185,7 +185,7 @@ local function new_order(L, names, strict)
   -- and waits at ROOT by now, still counts as waiting there.
   local function waits(standings, e)
     local suffix = standings.scope.suffix
-    return e.waiting.n > 0 and (not e.side.of_take or places.due_at(e.side.q.queue, suffix) or
+    return e.waiting.n > 0 and (not e.side.of_take or heads.due_at(e.side.q.queue, suffix) or
       suffix ~= ROOT and e.waiting.passed and e.waiting.suffix == ROOT)
   end
 
@@ -199,7 +199,7 @@ local function new_order(L, names, strict)
   local function owe(owed, standings, e, tag)
     local lapses = e.lapses -- until when they are left; 0: none are
     if e.side.of_take then
-      local due = places.due_at(e.side.q.queue, standings.scope.suffix)
+      local due = heads.due_at(e.side.q.queue, standings.scope.suffix)
       if due and due > now then -- it waits for room; a batch before its time delays nobody
         local time = min(due, now + appointments.LATEST) -- its server may have gone by then
         if e.class == LIVE or standings.time <= now + BURST then owed.opens = max(owed.opens or 0, time) end

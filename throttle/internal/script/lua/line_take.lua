@@ -9,7 +9,7 @@ local function new_take(L)
   local LOOKS = '32'      -- about how many nodes of a queue one call makes due after limits have changed
   local CHANGES = 1000000 -- us between looks after changes of limits
 
-  local call, fair, places = L.call, made_once(new_fair, L), made_once(new_places, L)
+  local call, fair, heads = L.call, made_once(new_fair, L), made_once(new_heads, L)
   local P, now = call.P, call.now
 
   -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
@@ -33,7 +33,7 @@ local function new_take(L)
     list.more = #ids == n or several and ids[1] -- others may wait here; a tenant's next flow comes when its first goes
     node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- some have several
     scopes.read(call, suffixes)
-    places.load_heads(list, ceil((n - 1) / max(1, #list)) + 1)
+    heads.load(list, ceil((n - 1) / max(1, #list)) + 1)
   end
 
   -- move_first lets the first flow of a node wait by another rank and score, at another node, or nowhere. Where a
@@ -63,7 +63,7 @@ local function new_take(L)
       local flow = node.list[1]
       if flow then
         local elsewhere = flow.suffix ~= node.suffix and flow.suffix or nil
-        local ticket = not elsewhere and places.first_ticket(flow)
+        local ticket = not elsewhere and heads.first_ticket(flow)
         if ticket then return flow, ticket end
         move_first(node, flow, elsewhere, flow.rank, flow.score)
       elseif not node.list.more then
@@ -86,7 +86,7 @@ local function new_take(L)
       if L.order then L.order.note_grant(flow, list, ticket.costs) end
     else
       at = now
-      places.reopen(flow, nil)
+      heads.reopen(flow, nil)
     end
     local text, n = ticket.id .. ' ' .. ticket.record .. ' ' .. flow.tenant .. ' ' .. status, #taken
     if flow.foreign then text = text .. ':' .. flow.suffixes_text end
@@ -97,8 +97,8 @@ local function new_take(L)
     taken[n + 1], taken[n + 2], taken.n = text, at, taken.n + 1
     for i = 1, #all do taken[n + 2 + i] = status == 'granted' and list[scope_of[i]].states[i].used or 0 end
     flow.head, flow.popped = flow.head + 1, flow.popped + 1
-    places.forget(flow, ticket.id, ticket.costs)
-    local second = flow.n > 0 and places.first_ticket(flow) or nil
+    heads.forget(flow, ticket.id, ticket.costs)
+    local second = flow.n > 0 and heads.first_ticket(flow) or nil
     move_first(root, flow, second and ROOT, (second or flow).rank, second and fair.score(root, flow, second.rank))
   end
 
@@ -111,18 +111,18 @@ local function new_take(L)
       local flow, ticket = head_of(node, n)
       local tag = flow and node.shared and fair.tag_of(node, flow) or 0
       if not flow then
-        places.set_due(node.queue, node.suffix, false)
+        heads.set_due(node.queue, node.suffix, false)
         return steps
       elseif tag > flow.score then
         move_first(node, flow, node.suffix, flow.rank, tag) -- the tag has moved since, by a grant at another node
       else
-        local blocked, time, never = places.blocker(flow, ticket.costs)
+        local blocked, time, never = heads.blocker(flow, ticket.costs)
         local suffix = blocked and blocked.suffix or ROOT
         if suffix ~= node.suffix then
           local other = L.node_of(node.queue, suffix)
           flow.passed, other.list = true, nil
           move_first(node, flow, suffix, ticket.rank, fair.score(other, flow, ticket.rank))
-          places.due_by(node.queue, suffix, blocked and time or now)
+          heads.due_by(node.queue, suffix, blocked and time or now)
           if L.order then L.order.moved(suffix) end
           local scope = node.shared and suffix == ROOT and call.open[node.suffix]
           if scope then -- what the flow will take is not free for the next
@@ -130,9 +130,9 @@ local function new_take(L)
             for unit, cost in pairs(ticket.costs.units) do ahead[unit] = (ahead[unit] or 0) + cost end
             scope.ahead = ahead
           end
-          if node.suffix == ROOT then places.reopen(flow, suffix) end
+          if node.suffix == ROOT then heads.reopen(flow, suffix) end
         elseif blocked or taken.n >= want then
-          places.set_due(node.queue, suffix, blocked and time or now)
+          heads.set_due(node.queue, suffix, blocked and time or now)
           return steps
         else
           hand_out(node, flow, ticket, taken, time, never)
@@ -140,7 +140,7 @@ local function new_take(L)
         end
       end
     end
-    places.set_due(node.queue, node.suffix, now)
+    heads.set_due(node.queue, node.suffix, now)
     return steps
   end
 
@@ -161,7 +161,7 @@ local function new_take(L)
   end
 
   local function due_now(q)
-    local time = q.n > 0 and places.due_at(q.queue, ROOT)
+    local time = q.n > 0 and heads.due_at(q.queue, ROOT)
     return time and time <= now
   end
 
@@ -205,7 +205,7 @@ local function new_take(L)
     for _, q in pairs(L.queues) do
       if changed then q.rescan, q.changed = '0', true end
       local found = q.rescan ~= '-' and redis.call('ZSCAN', P .. q.dues_key, q.rescan, 'COUNT', LOOKS)
-      for k = 1, found and #found[2] or 0, 2 do places.due_by(q.queue, found[2][k], now) end
+      for k = 1, found and #found[2] or 0, 2 do heads.due_by(q.queue, found[2][k], now) end
       if found then q.rescan, q.changed = found[1] == '0' and '-' or found[1], true end
     end
     L.flush()
@@ -224,7 +224,7 @@ local function new_take(L)
         J.join({
           ticket = id, flow = flow_id, queue = flow.queue, weight = weight + 0, tenant = tenant,
           suffixes = flow.suffixes, settings = settings, costs_text = costs, key = key, rank = rank,
-        }, places.scopes_of(flow))
+        }, heads.scopes_of(flow))
       end
     end
   end

@@ -144,7 +144,7 @@ local function add_writing(L)
   -- finish removes claims of ended processes, and writes all changes. Without tickets few keys stay: line.lua.
   function L.finish()
     for _, q in pairs(L.queues) do
-      if q.claims and q.n > 0 and not L.alive(q) then made_once(new_places, L).sweep(q) end
+      if q.claims and q.n > 0 and not L.alive(q) then made_once(new_heads, L).sweep(q) end
     end
     L.flush()
     write_flows()

@@ -31,7 +31,7 @@ local function line_of(r)
     local files = made_once(line_files, call)
     call.line = files.new_join(files.new_line(call))
   end
-  if r then read_place(r) end
+  if r then read_entry(r) end
   return call.line
 end
 

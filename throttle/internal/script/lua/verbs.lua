@@ -18,7 +18,7 @@ local function new_verbs(call)
 
   function verbs.exempt(r, list, now)
     grant(call, r, list, now)
-    if call.line and r.ticket then call.line.places().remove(r.ticket) end
+    if call.line and r.ticket then call.line.heads().remove(r.ticket) end
     return 1, now
   end
 
@@ -37,7 +37,7 @@ local function new_verbs(call)
   end
 
   function verbs.leave(r, list, now)
-    if not call.line or not call.line.places().remove(r.ticket) then return 8, now end
+    if not call.line or not call.line.heads().remove(r.ticket) then return 8, now end
     call.dirty = true
     return 1, now
   end
@@ -57,7 +57,7 @@ local function new_verbs(call)
 
   -- look_again makes the nodes of a request's scopes due, so that a take looks at the flows there.
   local function look_again(r)
-    for i = 1, call.line and #r.suffixes or 0 do call.line.places().look_again(r.suffixes[i]) end
+    for i = 1, call.line and #r.suffixes or 0 do call.line.heads().look_again(r.suffixes[i]) end
   end
 
   -- tell calls a function of upstream.lua for the scopes that a request names. The status is 8 if all return false.
@@ -242,6 +242,6 @@ local function verb(op) return made_once(new_verbs, call)[op] end
 
 -- replace gives back the grant of r.at, once: a cancel or a copy of the request that comes later does nothing.
 local function replace(r, list, now)
-  local replaced = {id = r.replaces, at = r.at, costs = r.costs, suffixes = r.suffixes, place = ''}
+  local replaced = {id = r.replaces, at = r.at, costs = r.costs, suffixes = r.suffixes, entry = ''}
   verb('cancel')(replaced, list, now)
 end

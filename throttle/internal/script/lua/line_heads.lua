@@ -1,20 +1,21 @@
--- line_places.lua: at which node a flow waits, when a take visits the node, and how tickets leave the line.
+-- line_heads.lua: the first ticket of each flow, at which node the flow waits for it, when a take visits the node, and
+-- how tickets leave the line.
 --
 -- A flow waits at the narrowest scope without room for its first ticket, or at ROOT; a node is due when one may fit.
 --
--- new_places(L) returns a table of the functions below.
+-- new_heads(L) returns a table of the functions below.
 
-local function new_places(L)
+local function new_heads(L)
   local CLAIMS_LOOK = 100000 -- us between looks, for claims, at a full window that holds its units by leases
   local HEADS = 16     -- how many tickets of a flow are read at once
   local SWEPT = 64     -- the most claims of one process that one call removes
 
-  local call, fair, places = L.call, made_once(new_fair, L), {}
+  local call, fair, heads = L.call, made_once(new_fair, L), {}
   local P, now = call.P, call.now
 
   -- scopes_of returns the flow's scopes whose windows the policy still has, narrow to broad, and the
   -- time at which they stand. The list is made again once some scope's states were loaded again.
-  function places.scopes_of(flow)
+  function heads.scopes_of(flow)
     local list = flow.scopes
     if flow.generation == call.generation then return list, list[1] and list[1].now or now end
     list = {nil, nil}
@@ -48,8 +49,8 @@ local function new_places(L)
   -- have room; and whether the costs exceed what a window can ever hold. A flow whose tenant operators have paused
   -- waits at a node of the tenant, even if the policy has no such scope. If L.order is set, room is left for sides
   -- whose turn it is (line_order.lua), until their turn lapses.
-  function places.blocker(flow, costs)
-    local list, at = places.scopes_of(flow)
+  function heads.blocker(flow, costs)
+    local list, at = heads.scopes_of(flow)
     local order, by_window, settings = L.order, costs.windows, flow.settings
     if settings and (settings.paused or 0) > at then
       local scope = list[1] and list[1].spec.of_tenant and list[1]
@@ -85,7 +86,7 @@ local function new_places(L)
   end
 
   -- due_at returns when a node is due; false if nobody waits there.
-  function places.due_at(queue, suffix)
+  function heads.due_at(queue, suffix)
     local q = L.queue_of(queue)
     if q.dues[suffix] == nil then
       local time = L.stored > 0 and redis.call('ZSCORE', P .. q.dues_key, suffix)
@@ -94,7 +95,7 @@ local function new_places(L)
     return q.dues[suffix]
   end
 
-  function places.set_due(queue, suffix, time)
+  function heads.set_due(queue, suffix, time)
     local q = L.queue_of(queue)
     if q.dues[suffix] ~= time then
       q.dues[suffix] = time
@@ -103,41 +104,41 @@ local function new_places(L)
   end
 
   -- due_by makes a node due at this time at the latest.
-  function places.due_by(queue, suffix, time)
-    local known = places.due_at(queue, suffix)
-    if not known or known > time then places.set_due(queue, suffix, time) end
+  function heads.due_by(queue, suffix, time)
+    local known = heads.due_at(queue, suffix)
+    if not known or known > time then heads.set_due(queue, suffix, time) end
   end
 
   -- look_again makes a scope's nodes due in all queues that wait there but `except`, as something was given back.
-  function places.look_again(suffix, except)
+  function heads.look_again(suffix, except)
     for name, q in pairs(L.queues) do
-      if name ~= except and q.n > 0 and places.due_at(name, suffix) then places.due_by(name, suffix, now) end
+      if name ~= except and q.n > 0 and heads.due_at(name, suffix) then heads.due_by(name, suffix, now) end
     end
   end
 
   -- reopen makes the shared nodes due that a flow has passed without taking the room there. At
   -- `suffix`, the scope where the flow waits now, it leaves out the node of the flow's queue.
-  function places.reopen(flow, suffix)
+  function heads.reopen(flow, suffix)
     if call.only_tenants then return end
-    local list = places.scopes_of(flow)
+    local list = heads.scopes_of(flow)
     for s = 1, #list do
       local other = list[s].suffix
       if other ~= ROOT and not list[s].spec.of_tenant then
-        places.look_again(other, other == suffix and flow.queue)
+        heads.look_again(other, other == suffix and flow.queue)
       end
     end
   end
 
-  -- place puts a flow where its first ticket has to wait.
-  function places.place(flow, ticket)
-    local blocked, time = places.blocker(flow, ticket.costs)
+  -- put puts a flow where its first ticket has to wait.
+  function heads.put(flow, ticket)
+    local blocked, time = heads.blocker(flow, ticket.costs)
     local suffix = blocked and blocked.suffix or ROOT
     L.move(flow, suffix, ticket.rank, fair.score(L.node_of(flow.queue, suffix), flow, ticket.rank))
-    places.due_by(flow.queue, suffix, blocked and time or now)
+    heads.due_by(flow.queue, suffix, blocked and time or now)
   end
 
-  -- load_heads reads the first tickets of flows, up to n of each. Taken tickets stay in the set until all is written.
-  function places.load_heads(list, n)
+  -- load reads the first tickets of flows, up to n of each. Taken tickets stay in the set until all is written.
+  function heads.load(list, n)
     L.flush()
     local tickets = {}
     for k = 1, #list do
@@ -152,11 +153,11 @@ local function new_places(L)
   end
 
   -- first_ticket returns a flow's first ticket, {id, costs, rank, record}, or nil.
-  function places.first_ticket(flow)
+  function heads.first_ticket(flow)
     while not flow.first do
       local id = flow.heads and flow.heads[flow.head]
       if not id then
-        places.load_heads({flow}, HEADS)
+        heads.load({flow}, HEADS)
         id = flow.heads[1]
         if not id then return nil end
       end
@@ -171,7 +172,7 @@ local function new_places(L)
   end
 
   -- forget takes a ticket off everything that counts it.
-  function places.forget(flow, id, costs)
+  function heads.forget(flow, id, costs)
     flow.first = nil
     L.write('t', id, false)
     L.count(flow, costs, -1)
@@ -184,7 +185,7 @@ local function new_places(L)
   end
 
   -- remove removes a ticket from the line, and returns whether the ticket waited.
-  function places.remove(id)
+  function heads.remove(id)
     local name = L.flow_name(id)
     if not name then return false end
     local flow, _, text = L.flow_of(name), L.ticket(id)
@@ -196,32 +197,32 @@ local function new_places(L)
     end
     local first = redis.call('ZRANGE', P .. 'f:' .. name, '0', '0')[1]
     if first == id and flow.suffix then -- others may have waited for it
-      places.look_again(flow.suffix)
-      places.reopen(flow, nil)
+      heads.look_again(flow.suffix)
+      heads.reopen(flow, nil)
     end
     L.change('f:' .. name, id, false)
-    places.forget(flow, id, windows.costs_of(call, text))
+    heads.forget(flow, id, windows.costs_of(call, text))
     if first == id and flow.n > 0 then
       flow.heads, flow.first = nil, nil
-      local second = places.first_ticket(flow)
-      if second then places.place(flow, second) end
+      local second = heads.first_ticket(flow)
+      if second then heads.put(flow, second) end
     end
     return true
   end
 
   -- sweep removes claims of a process that has ended.
-  function places.sweep(q)
+  function heads.sweep(q)
     local left, last = SWEPT, format('%d', SWEPT)
     for _, suffix in ipairs(redis.call('ZRANGE', P .. q.dues_key, '0', last)) do
       for _, kind in ipairs(call.only_tenants and {'n:'} or {'m:', 'n:'}) do
         for _, member in ipairs(redis.call('ZRANGE', P .. kind .. q.queue .. '|' .. suffix, '0', last)) do
           for _, id in ipairs(redis.call('ZRANGE', P .. 'f:' .. match(member, '%S+$'), '0', last)) do
-            if left > 0 and places.remove(id) then left = left - 1 end
+            if left > 0 and heads.remove(id) then left = left - 1 end
           end
         end
       end
     end
   end
 
-  return places
+  return heads
 end

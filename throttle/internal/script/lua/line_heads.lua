@@ -1,5 +1,4 @@
--- line_heads.lua: the first ticket of each flow, at which node the flow waits for it, when a take visits the node, and
--- how tickets leave the line.
+-- line_heads.lua: first tickets of flows, at which nodes they wait, when a take visits these, and how tickets leave.
 --
 -- A flow waits at the narrowest scope without room for its first ticket, or at ROOT; a node is due when one may fit.
 --

@@ -57,8 +57,8 @@ func TestArrowsPointOneWay(t *testing.T) {
 	}
 }
 
-// YAML has one door, and so have metrics and traces, in tests too. Beside tests, go-redis is known to those that call
-// Redis, pass a client on, or use its types and errors. docs/architecture.md says which of these call.
+// YAML has one door, and so have metrics and traces, in tests too. Outside tests, only these packages import go-redis: they
+// call Redis, pass a client on, or use its types and errors. docs/architecture.md says which of these call.
 func TestOnlyTheseImport(t *testing.T) {
 	arrows := goList(t, "./...", "-f", `{{range .Imports}}{{$.ImportPath}}={{.}} {{end}}
 		{{range .TestImports}}{{$.ImportPath}}_test={{.}} {{end}}{{range .XTestImports}}{{$.ImportPath}}_test={{.}} {{end}}`)

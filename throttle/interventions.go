@@ -58,7 +58,7 @@ type effectiveTenant struct {
 	pauses [2]Pause // operators', of all tenants and of this one; zero without one
 }
 
-// paused says whether operators pause the tenant, where Redis is not asked. Else the script decides that.
+// paused reports whether operators pause the tenant. It decides only where Redis is not asked.
 func (t effectiveTenant) paused() bool { return t.pauses != [2]Pause{} }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin later. Each ends

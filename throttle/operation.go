@@ -261,8 +261,9 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 }
 
 func (o *operation) decision(a script.Answer) Decision {
-	// Only operators' pauses deny what is free. What joined during one waits, or is refused, also if it has ended since.
-	neverDenied := o.free && (a.Status == script.Granted || a.Status == script.Denied && a.Pause.Whose == 0)
+	// Only an operator's pause denies a free request. What joined during the pause keeps its answer after the pause.
+	joined := a.Status >= script.Waits && a.Status <= script.OverDeadline
+	neverDenied := o.free && !joined && (a.Status == script.Granted || a.Pause.Whose == 0)
 	d := Decision{
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		At:            time.UnixMicro(a.At),

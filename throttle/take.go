@@ -217,7 +217,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 		return Decision{}, err
 	}
 	granted := t.Decision.Reservation
-	if !cp.matches(t, r) || o.neverCounted(granted) != nil { // they cannot use the old grant
+	if !cp.matches(t, r) || o.neverCounted(granted) != nil { // such a request cannot use the old grant
 		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
 			return l.failOpen(ctx, o, err)
 		}

@@ -148,6 +148,29 @@ func TestAttemptsThatEndBadly(t *testing.T) {
 	})
 }
 
+// A last attempt that was denied is granted by a take alone, which notes its start, and not when its denial is old.
+func TestADeniedLastAttemptStartsByATake(t *testing.T) {
+	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
+		s.Fill("acme")
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))
+		s.Serve(func(ctx context.Context, task *asynq.Task) error {
+			expect.That(t, s.Stored("a")["sluice_started"] != "", "its start is not noted")
+			return s.Ok(ctx, task)
+		}, func(_ *asynq.Config, c *worker.Config) {
+			var calls atomic.Int64
+			c.Identify = func(task *asynq.Task) (worker.Identity, error) {
+				if calls.Add(1) == 2 { // in the middleware
+					time.Sleep(time.Second)
+					s.Limiter.Reset(t.Context(), "api", "acme")
+				}
+				return worker.IdentityOf(task)
+			}
+		})
+		time.Sleep(10 * time.Second)
+		expect.Equal(t, s.Runs(), []string{"a"}, "ran")
+	})
+}
+
 // A process stood still, and asynq's recoverer has given the task away meanwhile.
 func TestATaskWhoseLeaseWasLostDoesNotRun(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()), sitetest.Policy(1, time.Hour))

@@ -32,7 +32,7 @@ type enqueueTask struct {
 	joinsLine bool             // now, or when it is due
 
 	call     asynqredis.EnqueueCall // of asynq's client; empty if it was sent
-	decision throttle.LineDecision  // in line
+	decision throttle.LineDecision  // of its join
 	done     chan struct{}          // closed when the task was committed with others; nil if it was alone
 }
 

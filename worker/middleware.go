@@ -80,7 +80,7 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 		return nil
 	}
-	if s.report(ctx, a, d); !d.Granted || a.grant.Swap(nil) == nil { // without a grant, asynq has ended the attempt
+	if s.report(ctx, a, d); !d.Granted || a.grant.Swap(nil) == nil { // nil: finish has given it back
 		return nil
 	}
 	a.counted.Store(true)
@@ -101,7 +101,7 @@ func (s *Server) report(ctx context.Context, a *attempt, d throttle.Decision) {
 }
 
 // decide asks for a decision, and notes in the attempt what was granted, or that the task waits. If the task's time
-// runs out meanwhile, asynq at once makes its call that fails the task: finish waits until decide has noted that it waits.
+// runs out meanwhile, asynq makes its call that fails the task, and finish blocks until decide has returned.
 func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (throttle.Decision, error) {
 	a.asking.Lock()
 	defer a.asking.Unlock()
@@ -142,8 +142,9 @@ func (s *Server) ask(ctx context.Context, a *attempt, r throttle.Request) (d thr
 	call := reserve
 	if verdict := a.Verdict; verdict != nil {
 		line := s.limiter.Line(verdict.Line)
-		denied := verdict.Decision.Queued && verdict.Decision.Policy == r.Policy
-		if time.Since(verdict.DecidedAt) <= startWithin && (denied || line.Matches(verdict.TakenTicket, r)) {
+		// That a denied last attempt starts was not noted: only a take may grant it.
+		denied := verdict.Decision.Queued && (verdict.Decision.Policy == r.Policy || a.Message.IsLastAttempt())
+		if denied || time.Since(verdict.DecidedAt) <= startWithin && line.Matches(verdict.TakenTicket, r) {
 			return verdict.Decision, nil
 		}
 		call = func(ctx context.Context) error {

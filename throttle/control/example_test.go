@@ -19,7 +19,7 @@ func Example() {
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 1, Period: time.Hour}},
 	})
 	defer end()
-	ctx, by := context.Background(), control.Author{Who: "anna", Why: "migration, INC-7"}
+	ctx, anna := context.Background(), control.Author{Who: "anna", Why: "migration, INC-7"}
 	check := func(err error) {
 		if err != nil {
 			log.Fatal(err)
@@ -32,7 +32,7 @@ func Example() {
 	policies := limiter.Policies()
 	policies[0].Windows[0].Limit = 3
 	fmt.Println(control.Differences(limiter.Policies(), policies))
-	version, err := store.Publish(ctx, policies, 0, by)
+	version, err := store.Publish(ctx, policies, 0, anna)
 	check(err)
 	for runs := map[string][]string{}; len(runs[fmt.Sprint("published version ", version)]) < 1; time.Sleep(time.Millisecond) {
 		runs, err = store.Processes(ctx)
@@ -43,18 +43,18 @@ func Example() {
 		check(err)
 		fmt.Println(d.Granted)
 	}
-
 	state, err := store.State(ctx)
 	check(err)
 	first, err := state.Front("api", "acme", 2*time.Hour)
 	check(err)
-	check(store.SetOverride(ctx, first, 2*time.Hour, by))
+	check(store.SetOverride(ctx, first, 2*time.Hour, anna))
 	fmt.Println("acme", control.DescribeOverride(first))
-	err = store.SetOverride(ctx, first, 0, by)
-	fmt.Println("a mistake of who called:", errors.As(err, new(control.InputError)))
+	err = store.SetOverride(ctx, first, 0, anna)
+	fmt.Println("the caller's mistake:", errors.As(err, new(control.InputError)))
 
-	// What the tool does itself, by the policies and overrides of now, it logs.
-	check(store.Record(ctx, control.Change{Author: by, Kind: control.WasReset, Policy: "api", Tenant: "acme"}))
+	follower.Close()
+	// A limiter that does not follow takes the policies and overrides of now. What it does itself, the tool logs.
+	check(store.Record(ctx, control.Change{Author: anna, Kind: control.WasReset, Policy: "api", Tenant: "acme"}))
 	state, err = store.State(ctx)
 	check(err)
 	inForce, others := state.Effective()
@@ -70,6 +70,6 @@ func Example() {
 	// true
 	// false
 	// acme goes first
-	// a mistake of who called: true
+	// the caller's mistake: true
 	// overrides now and tomorrow: 1 0
 }

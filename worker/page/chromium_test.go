@@ -136,12 +136,7 @@ func (b *browser) until(expression string) {
 func (b *browser) open(url string) {
 	b.Helper()
 	b.call("Page.navigate", map[string]any{"url": url})
-	b.until("location.href === " + quoted(url) + " && document.getElementById('live')?.textContent.startsWith('Live')")
-}
-
-func quoted(s string) string {
-	text, _ := json.Marshal(s)
-	return string(text)
+	b.until("location.href === " + string(expect.Got(json.Marshal(url))(b)) + " && document.getElementById('live')?.textContent.startsWith('Live')")
 }
 
 // key presses a key.

@@ -45,92 +45,90 @@ type history struct {
 func TestClaimsBesideJobsAndNewcomers(t *testing.T) {
 	before := runtime.NumGoroutine()
 	for name, faults := range map[string]bool{"undisturbed": false, "replies lost": true} {
-		t.Run(name, func(t *testing.T) { claimsBesideJobs(t, faults) })
+		t.Run(name, func(t *testing.T) {
+			client := throttletest.Client(t, throttletest.Redis(t))
+			own, all, slots := throttle.Window{Name: "own", Limit: 20, Period: 100 * ms}, limitertest.SharedWindow(40, 100*ms), limitertest.Slots(8)
+			if faults {
+				slots.Lease = 2 * s // by which a slot ends that nobody knows of
+			}
+			ledger := throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Shared: true}
+			p := limitertest.Policy(own, all, ledger, slots)
+			hs := &history{T: t, faults: faults, grants: map[string][]limitertest.Grant{}}
+			var proxies []*limitertest.Proxy
+			for range 3 {
+				proxies = append(proxies, limitertest.NewProxy(t, client.Options().Addr))
+				hs.limiters = append(hs.limiters, limitertest.New(t, throttletest.Client(t, proxies[len(proxies)-1].Addr), p))
+			}
+			var callers, servers sync.WaitGroup
+			come := make(chan struct{})
+			go func() { time.Sleep(historyLength()); close(come) }()
+			until := func(do func(n int)) {
+				callers.Go(func() {
+					for n := 0; ; n++ {
+						select {
+						case <-come:
+							return
+						default:
+							do(n)
+						}
+					}
+				})
+			}
+			for i := range 24 {
+				until(func(n int) {
+					if i < 16 {
+						hs.wait()
+					} else {
+						hs.job(limitertest.Ticket(fmt.Sprint("job", 1000*i+n%5)))
+					}
+				})
+			}
+			until(func(int) {
+				time.Sleep(rand.N(60 * ms))
+				other := p.WithDefaults()
+				other.Windows[0].Limit, other.Windows[1].Limit = 10+rand.N[int64](11), 20+rand.N[int64](21)
+				hs.failed(hs.limiter().SetPolicies([]throttle.Policy{other}))
+				client.ScriptFlush(context.Background())
+				for _, proxy := range proxies {
+					if faults {
+						proxy.Lose.Store(1)
+					}
+				}
+			})
+			for _, l := range hs.limiters[:2] {
+				servers.Go(func() { hs.serve(l.Line("p"), come) })
+			}
+			callers.Wait()
+			servers.Wait()
+			asked := limitertest.New(t, client, p)
+			// What a call whose reply was lost left in line is removed, or served, by the next takes.
+			limitertest.Until(t, "nobody is in line", func() bool {
+				for _, ticket := range limitertest.Take(t, asked, throttle.MaxTake, "q").Tickets {
+					hs.use(ticket.Decision.Reservation)
+				}
+				return len(limitertest.ReadLine(t, client).Hashes["t"]) == 0
+			})
+			expect.Must(t, asked.Line("p").Acknowledge(t.Context()))
+
+			var log []limitertest.Grant
+			for tenant, grants := range hs.grants {
+				log = append(log, grants...)
+				expect.Equal(t, max(0, limitertest.MostOver(own, grants)), 0, "over of", tenant)
+			}
+			expect.Equal(t, max(0, limitertest.MostOver(all, log)), 0, "over of all")
+			expect.That(t, hs.mostHeld <= slots.Limit || faults, hs.mostHeld, "slots were held")
+			unsure := int64(0)
+			if faults {
+				unsure = 3*hs.errors + 6
+			}
+			limitertest.Until(t, "the ledger counts what was kept", func() bool {
+				used := limitertest.Peek(t, asked, hs.request()).Windows[2].Used
+				return used >= hs.kept-unsure && used <= hs.kept+unsure
+			})
+			limitertest.IsGone(t, client)
+		})
 	}
 	limitertest.Until(t, "all goroutines have ended", func() bool { return runtime.NumGoroutine() <= before+5 })
-}
-
-func claimsBesideJobs(t *testing.T, faults bool) {
-	client := throttletest.Client(t, throttletest.Redis(t))
-	own, all, slots := throttle.Window{Name: "own", Limit: 20, Period: 100 * ms}, limitertest.SharedWindow(40, 100*ms), limitertest.Slots(8)
-	if faults {
-		slots.Lease = 2 * s // by which a slot ends that nobody knows of
-	}
-	ledger := throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Shared: true}
-	p := limitertest.Policy(own, all, ledger, slots)
-	hs := &history{T: t, faults: faults, grants: map[string][]limitertest.Grant{}}
-	var proxies []*limitertest.Proxy
-	for range 3 {
-		proxies = append(proxies, limitertest.NewProxy(t, client.Options().Addr))
-		hs.limiters = append(hs.limiters, limitertest.New(t, throttletest.Client(t, proxies[len(proxies)-1].Addr), p))
-	}
-	var callers, servers sync.WaitGroup
-	come := make(chan struct{})
-	go func() { time.Sleep(historyLength()); close(come) }()
-	until := func(do func(n int)) {
-		callers.Go(func() {
-			for n := 0; ; n++ {
-				select {
-				case <-come:
-					return
-				default:
-					do(n)
-				}
-			}
-		})
-	}
-	for i := range 24 {
-		until(func(n int) {
-			if i < 16 {
-				hs.wait()
-			} else {
-				hs.job(limitertest.Ticket(fmt.Sprint("job", 1000*i+n%5)))
-			}
-		})
-	}
-	until(func(int) {
-		time.Sleep(rand.N(60 * ms))
-		other := p.WithDefaults()
-		other.Windows[0].Limit, other.Windows[1].Limit = 10+rand.N[int64](11), 20+rand.N[int64](21)
-		hs.failed(hs.limiter().SetPolicies([]throttle.Policy{other}))
-		client.ScriptFlush(context.Background())
-		for _, proxy := range proxies {
-			if faults {
-				proxy.Lose.Store(1)
-			}
-		}
-	})
-	for _, l := range hs.limiters[:2] {
-		servers.Go(func() { hs.serve(l.Line("p"), come) })
-	}
-	callers.Wait()
-	servers.Wait()
-	asked := limitertest.New(t, client, p)
-	// What a call whose reply was lost left in line is removed, or served, by the next takes.
-	limitertest.Until(t, "nobody is in line", func() bool {
-		for _, ticket := range limitertest.Take(t, asked, throttle.MaxTake, "q").Tickets {
-			hs.use(ticket.Decision.Reservation)
-		}
-		return len(limitertest.ReadLine(t, client).Hashes["t"]) == 0
-	})
-	expect.Must(t, asked.Line("p").Acknowledge(t.Context()))
-
-	var log []limitertest.Grant
-	for tenant, grants := range hs.grants {
-		log = append(log, grants...)
-		expect.Equal(t, max(0, limitertest.MostOver(own, grants)), 0, "over of", tenant)
-	}
-	expect.Equal(t, max(0, limitertest.MostOver(all, log)), 0, "over of all")
-	expect.That(t, hs.mostHeld <= slots.Limit || faults, hs.mostHeld, "slots were held")
-	unsure := int64(0)
-	if faults {
-		unsure = 3*hs.errors + 6
-	}
-	limitertest.Until(t, "the ledger counts what was kept", func() bool {
-		used := limitertest.Peek(t, asked, hs.request()).Windows[2].Used
-		return used >= hs.kept-unsure && used <= hs.kept+unsure
-	})
-	limitertest.IsGone(t, client)
 }
 
 func (hs *history) limiter() *throttle.Limiter { return hs.limiters[rand.N(len(hs.limiters))] }

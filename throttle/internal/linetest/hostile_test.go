@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -83,9 +81,8 @@ func TestHostileNamesInALine(t *testing.T) {
 }
 
 // As many windows as a policy may have, each of a unit and a scope of its own, with a line.
-func TestManyWindowsWithALine(t *testing.T) { manyWindowsWithALine(t, limitertest.Redis(t)) }
-
-func manyWindowsWithALine(t *testing.T, client *redis.Client) {
+func TestManyWindowsWithALine(t *testing.T) {
+	client := limitertest.Redis(t)
 	var p throttle.Policy
 	p.Name = "p"
 	r := throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{}, Attributes: map[string]string{}}

@@ -28,7 +28,7 @@ const (
 	Failed       = 9
 )
 
-// What binds beside windows, as Answer.Binds: a handler slot, of a ticket that fits; and Answer.Pause.
+// Values of Answer.Binds that are no window: Slots, a handler slot, and Paused, the pause in Answer.Pause.
 const Slots, Paused = -1, -2
 
 // An Answer answers a request. Times are microseconds by the clock of Redis. Fields that calls carry as JSON have
@@ -53,7 +53,7 @@ type Answer struct {
 	seq, index int64 // if no answer came: the call's number, and the request's in it, from 1
 }
 
-// A PauseAnswer is the longest pause that holds for a request.
+// A PauseAnswer is the longest pause in force for a request.
 type PauseAnswer struct {
 	Whose    int64  `json:"whose"`    // operators': 1 for Request.Paused, 2 for Settings.Paused; 0 for the upstream's
 	Until    int64  `json:"ends"`     // nothing is granted before

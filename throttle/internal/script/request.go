@@ -9,13 +9,13 @@ import (
 // The verbs of requests.
 const (
 	Reserve   = "reserve"   // takes the costs in all windows; if one has no room, in none, and a ticket joins the line
-	Exempt    = "exempt"    // takes them in any case, but during a pause by operators, when it is Reserve
+	Exempt    = "exempt"    // takes them in any case; while operators pause the request, it acts as Reserve
 	Observe   = "observe"   // is Exempt, and answers when they would have fitted
 	Peek      = "peek"      // answers as Reserve would without a ticket, and changes nothing
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
 	PutBack   = "put_back"  // puts a taken ticket back at its rank, and gives back the units of its grant, once
-	Cancel    = "cancel"    // gives back all of a reservation, once; with a Entry.Rank its tenant's tag moves back
+	Cancel    = "cancel"    // gives back all of a reservation, once; with an Entry.Rank its tenant's tag moves back
 	Settle    = "settle"    // corrects the units of a reservation
 	Release   = "release"   // gives back its leases
 	Renew     = "renew"     // keeps its leases for as long again

@@ -123,7 +123,7 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	return d.makeReady(ready)
 }
 
-// giveBack gives the units of tickets back in the background, and has their line asked again: other tickets may fit.
+// giveBack gives the units of tickets back in the background. Then this server, or an idle one, asks the line again.
 // give is Line.PutBack for tickets that go back to their positions, or Line.Refund for tickets that leave.
 func (d *Dispatcher) giveBack(
 	give func(*throttle.Line, context.Context, []throttle.TakenTicket) error, line string, tickets ...throttle.TakenTicket,
@@ -134,8 +134,9 @@ func (d *Dispatcher) giveBack(
 	d.RetryInBackground(func(ctx context.Context) error {
 		err := give(d.Limiter.Line(line), ctx, tickets)
 		for _, t := range tickets {
-			_, queue, _ := strings.Cut(t.Queue, "/")
-			d.Nudge(queue, line)
+			if _, queue, _ := strings.Cut(t.Queue, "/"); err == nil {
+				d.Nudge(queue, line)
+			}
 		}
 		return err
 	})

@@ -57,7 +57,7 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
-    local line, replaces = call.line, r.replaces -- as its task has had its turn, only windows may deny it
+    local line, replaces = call.line, r.replaces -- what replaces a grant has had its turn: only windows deny it
     local joined = r.ticket and line and line.flow_name(r.ticket)
     if earlier_status == 3 and not joined then return 3, now, now, now end -- a server has taken it since
     local time = windows.fits_at(list, r.costs, now, fits)
@@ -113,7 +113,7 @@ for from = first, #argv, stride do
     local policy, tenant = r.paused or 0, settings and settings.paused or 0
     local ends = max(policy, tenant)
     r.paused, r.whose, r.free = ends > now and ends or nil, policy > tenant and 1 or 2, settings and settings.free
-    -- Operators' pauses deny free requests (operation.free), too, and by an earlier copy of the call these may wait.
+    -- An operator's pause denies free requests (operation.free), too. By an earlier copy of the call they may wait.
     if r.free and not r.replaces and (r.paused or earlier_status == 3) and (op == 'exempt' or op == 'observe') then
       op = 'reserve'
     end

@@ -5,7 +5,7 @@
 --   too_late(r, expected, latest, earliest) -> status
 --                                              that refuses a request which would wait too long, or nil
 --   line_of(r) -> J                            the functions of line_join.lua, set up once; it reads the
---                                              request's place, if there is one
+--                                              request's entry, if there is one
 --   denied(r, list, now, fits, time) -> status, at, expected, latest, binds
 --                                              the answer to a denied request without a ticket
 --   fields(r, list, now, fits, time, latest, binds, nudge) -> text

@@ -10,7 +10,7 @@
 -- Added units are given back as if all had been added at the first correction, so that no units of other reservations
 -- are given back. Where those of that time count no more, units of later corrections count until they expire.
 --
--- new_verbs(call) returns all verbs by name; verb(op) returns one. replace gives back the grant that a reserve replaces.
+-- new_verbs(call) returns all verbs by name; verb(op) returns one. replace gives back the grant that a request replaces.
 
 local function new_verbs(call)
   local FATE_MS = 60000 -- the least time for which the key is kept

@@ -143,30 +143,6 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 	return l.decided(o, ask, a)
 }
 
-// decided returns the decision in the answer to a request that asked for one.
-func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d Decision, err error) {
-	d, forCapacity := o.decision(a), ask.ID != "" // a peek and a join have no ID
-	switch {
-	case a.Status == script.BacklogFull:
-		cause := fmt.Errorf("%d wait already", o.request.Backlog)
-		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
-	case a.Status == script.OverMaxWait:
-		cause := fmt.Errorf("may wait for %v, longer than %v: %w",
-			roundUp(max(d.Latest, d.RetryIn)), max(0, o.request.MaxWait.Truncate(time.Microsecond)), context.DeadlineExceeded)
-		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
-	case a.Status == script.OverDeadline:
-		err = tooLate(o.request, d)
-	case d.Granted && forCapacity:
-		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, grantor: o.compiledPolicy, limiter: l}
-	case !d.Granted && !d.Queued && (a.Status != script.Denied || d.RetryIn == 0):
-		return Decision{}, fmt.Errorf("%w: policy %q: status %d: must be granted, denied or in line", ErrReply, o.Name, a.Status)
-	}
-	if forCapacity && (ask.At == 0 || !d.Granted) { // it replaces no grant
-		tell(l, d)
-	}
-	return d, err
-}
-
 // failOpen grants a request that Redis did not answer, if its policy says so and no operator has paused its tenant.
 func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decision, error) {
 	gaveUp := ctx.Err() != nil && !silent(ctx)

@@ -34,7 +34,7 @@ type waiter struct {
 	taken   chan TakenTicket // gets the ticket of its claim; if closed without one, the claim has to join again
 }
 
-// newState returns the state of a line that no policy has had.
+// newState returns the state with which a line begins.
 func (n *Line) newState() *policyState {
 	runner := &n.limiter.runner
 	claims := &claims{line: n, taker: runner.NewTaker(), waiting: map[string]waiter{}}

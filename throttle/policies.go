@@ -50,7 +50,7 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	}
 	before := cmp.Or(l.policies.Load(), &policySet{})
 	for _, cp := range before.lines {
-		l.add(set, cp.Policy, cp.line, true) // another one, as cp is in force until the swap
+		l.add(set, cp.Policy, cp.line, true) // if no policy has the line now: it is served until it is empty
 		set.byLine[cp.line].policyState = cp.policyState
 	}
 	if l.policies.Swap(set) != nil && !reflect.DeepEqual(before.policies, set.policies) {

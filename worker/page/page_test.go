@@ -87,11 +87,11 @@ func newPageServer(t testing.TB, client *redis.Client, change ...func(*page.Conf
 	for _, f := range change {
 		f(&c)
 	}
-	return &pageServer{TB: t, control: store, limiter: limiter, url: serveSite(t, c)}
+	return &pageServer{TB: t, control: store, limiter: limiter, url: servePage(t, c)}
 }
 
-// serveSite serves a page, and returns its address.
-func serveSite(t testing.TB, c page.Config) string {
+// servePage serves a page, and returns its address.
+func servePage(t testing.TB, c page.Config) string {
 	t.Helper()
 	p := expect.Got(page.New(c))(t)
 	mux := http.NewServeMux()

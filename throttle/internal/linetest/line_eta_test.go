@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
-// An estimate is a place, and when it was told.
+// An estimate is the decision about a ticket, and when it was told.
 type estimate struct {
 	throttle.LineDecision
 	at time.Duration

@@ -1,4 +1,4 @@
--- line_heads.lua: first tickets of flows, at which nodes they wait, when a take visits these, and how tickets leave.
+-- line_heads.lua: at which node the first ticket of a flow waits, when that node is due, and how tickets leave.
 --
 -- A flow waits at the narrowest scope without room for its first ticket, or at ROOT; a node is due when one may fit.
 --

@@ -176,8 +176,8 @@ local function new_upstream()
     return not before or changes or false
   end
 
-  -- add_reply adds a scope to a reply, which has the longest pause of its scopes; the adapted state of the one that
-  -- grants least, with its window and the rate in millionths of the published one; and the least units that are left.
+  -- add_reply merges a scope into a reply: the longest pause; the lowest adapted rate, with its window, in millionths of
+  -- the published rate; and the fewest units left.
   local function add_reply(scope, now, reply)
     local paused, adapted = state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
     if paused and (not reply.pause or paused.ends > reply.pause.ends) then reply.pause = paused end

@@ -103,7 +103,7 @@ func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc
 func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, call asynqredis.Call) error {
 	a := s.attempts.get(call.Ref)
 	var o outcome
-	if call.Verb != asynqredis.Requeue { // which asynq makes at a shutdown: the task waits either way
+	if call.Verb != asynqredis.Requeue { // which asynq makes at a shutdown: the task goes back either way
 		o = a.ending()
 	}
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete

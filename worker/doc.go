@@ -8,6 +8,6 @@
 // A handler gets its [Job] by [FromContext]: to settle the real cost of a call, to give back what
 // it did not use, to reserve more, and to pause its policy.
 //
-// To follow a task through the code, read client.go, enqueue.go, gather.go and join.go, hook.go,
+// To follow a task through the code, read enqueue.go and commit.go, hook.go,
 // internal/dispatch and attempt.go, middleware.go, handler.go, and denial.go.
 package worker

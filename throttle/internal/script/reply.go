@@ -1,12 +1,9 @@
 package script
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -71,32 +68,6 @@ type AdaptedAnswer struct {
 	Window   int64 `json:"window"` // its number, from 1
 	Changed  int64 `json:"cut"`    // when a refusal cut the rate last, or began to spread grants
 	Until    int64 `json:"spread"` // when grants are spread no longer
-}
-
-// Taken is the reply to a take.
-type Taken struct {
-	At      int64
-	NextAt  int64 // when to ask again, 0 if nobody waits
-	Tickets []TakenTicket
-}
-
-// A Ticket waits in a line, or has left it.
-type Ticket struct {
-	Queue, ID, Flow, Costs, Key string
-	Rank, Joined                int64 // its position, and when it joined the line (us)
-	Since                       int64 // when it began to wait (us)
-	Binds                       int64 // Answer.Binds of its join
-}
-
-// A TakenTicket is one that left the line.
-type TakenTicket struct {
-	Ticket
-	At        int64 // when it was granted (us)
-	NeverFits bool
-	Scopes    string // if it joined by scopes that the policy has not: all of its scopes, for ParseScopes
-	Tenant    string
-	Granted   string  // the ID of the reservation; empty if it was not charged
-	Used      []int64 // by window, its units
 }
 
 // A ReplyError names the malformed value of a reply, or quotes why the script could not decide a request:
@@ -177,69 +148,6 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	for range p.Windows {
 		a.Used, a.Resets = append(a.Used, r.integer()), append(a.Resets, r.integer())
 	}
-}
-
-func (p *Policy) readTaken(reply []any) (Taken, error) {
-	r := &reader{reply: reply}
-	t := Taken{At: r.integer(), NextAt: r.integer()}
-	base := r.text()
-	for !r.bad && r.index < len(reply) {
-		ticket, ok := readTicket(r.text(), fmt.Sprintf("%s%02x", base, len(t.Tickets)+1))
-		ticket.At = r.integer()
-		for range p.Windows {
-			ticket.Used = append(ticket.Used, r.integer())
-		}
-		r.bad = r.bad || !ok
-		t.Tickets = append(t.Tickets, ticket)
-	}
-	if r.bad {
-		return Taken{}, &ReplyError{fmt.Sprintf("value %d of %d of a take", r.index, len(reply))}
-	}
-	return t, nil
-}
-
-// A ticket's rank is its time of joining plus LineZero, or at the front of the line plus lineFront.
-const (
-	LineZero  = 1 << 52
-	lineFront = 1e15
-)
-
-// readTicket reads "TICKET RECORD TENANT STATUS:SCOPES". The ID is the reservation's, if it was charged.
-func readTicket(text, id string) (t TakenTicket, ok bool) {
-	f := strings.Split(text, " ")
-	if len(f) != 6 {
-		return t, false
-	}
-	waited, err := ReadTicket(f[0], strings.Join(f[1:4], " "))
-	status, scopes, _ := strings.Cut(f[5], ":")
-	t = TakenTicket{Ticket: waited, NeverFits: status == "never", Scopes: scopes, Tenant: Unescape(f[4])}
-	if status == "granted" {
-		t.Granted = id
-	}
-	return t, err == nil && slices.Contains([]string{"granted", "never", "uncharged"}, status)
-}
-
-// ReadTicket reads a ticket's record as lua/line.lua keeps it: a rank of 16 digits, then "costs |VALUES key".
-func ReadTicket(name, record string) (t Ticket, err error) {
-	digits := record[:min(16, len(record))]
-	f := strings.Split(record[len(digits):], " ")
-	queue, id, ok := parseTicket(name)
-	t.Rank, err = strconv.ParseInt(digits, 10, 64)
-	if len(f) != 3 || err != nil || !ok {
-		return t, &ReplyError{fmt.Sprintf("ticket %q", name)}
-	}
-	escaped, _, _ := strings.Cut(name, "/")
-	key, binds, _ := strings.Cut(f[2], "+")
-	key, since, _ := strings.Cut(key, ":")
-	t.Binds, _ = strconv.ParseInt(binds, 10, 64)
-	t.Since, _ = strconv.ParseInt(since, 10, 64)
-	if t.Joined = t.Rank - LineZero; t.Joined < 0 {
-		t.Joined = t.Rank - lineFront
-	}
-	t.Since = cmp.Or(t.Since, t.Joined)
-	t.Queue, t.ID, t.Flow = queue, id, escaped+f[1]
-	t.Costs, t.Key = Unescape(cmp.Or(f[0], "requests=1")), Unescape(key)
-	return t, nil
 }
 
 // Sections returns the sections of a scope's value, by name and kind: see lua/scope.lua.

@@ -59,9 +59,8 @@ type Task struct {
 	activeSince time.Time
 }
 
-// A Dispatcher serves one asynq server. It is safe for concurrent use.
-//
-// One goroutine, serve, makes tasks ready, and Next hands them out.
+// A Dispatcher serves one asynq server: one goroutine, serve, makes tasks ready, and Next hands them out. It is safe for
+// concurrent use.
 type Dispatcher struct {
 	Config
 	ctx     context.Context // ends when it is closed
@@ -213,60 +212,4 @@ func Reason(r throttle.Request, p throttle.LineDecision, now time.Time) string {
 		text += ", at the latest at " + clock(p.Latest)
 	}
 	return strings.ToValidUTF8(text, "\uFFFD")
-}
-
-// A buffer has the tasks that asynq gets next, also denied ones, and counts the slots that are free.
-type buffer struct {
-	free   int         // slots
-	ready  []Task      // the next first
-	recent []time.Time // when tasks were handed out lately
-}
-
-// wanted returns how many tasks to make ready at once: one for each free slot, or more if slots become free
-// quickly. It is 0 unless Next waits, or few tasks are left for the slots that become free: then tasks are
-// made ready ahead of time, so that slots do not wait for Redis.
-func (b *buffer) wanted(waiting bool) int {
-	since := time.Now().Add(-lookAhead)
-	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return at.Before(since) })
-	freed := min(len(b.recent), takeMax) // within lookAhead, by what was handed out lately
-	if ahead := freed >= aheadFrom && len(b.ready) <= freed/3; !waiting && !ahead {
-		return 0
-	}
-	return min(max(1, b.free, freed-len(b.ready)), takeMax)
-}
-
-// makeReady makes tasks ready, and reports whether there are any.
-func (d *Dispatcher) makeReady(tasks []Task) bool {
-	if len(tasks) == 0 {
-		return false
-	}
-	d.mu.Lock()
-	d.buffer.ready = append(d.buffer.ready, tasks...)
-	d.waiting = false
-	d.mu.Unlock()
-	signal(d.wakeNext)
-	return true
-}
-
-// handOut returns the next task that is ready, and removes it if it starts. A last attempt that is not denied starts
-// only after Next has noted its start in Redis: then `noted` is its CallKey and ID.
-func (b *buffer) handOut(noted string) (task Task, found, starts bool) {
-	if len(b.ready) == 0 || time.Since(b.ready[0].activeSince) > staleAfter {
-		return Task{}, false, false
-	}
-	task = b.ready[0]
-	denied := task.Verdict != nil && task.Verdict.Decision.Queued
-	if starts = denied || !task.Message.IsLastAttempt() || noted == task.CallKey+task.ID; starts {
-		b.ready = b.ready[1:]
-		b.recent = append(b.recent, time.Now())
-		b.free--
-	}
-	return task, true, starts
-}
-
-// Ended frees the slot of a task that was handed out.
-func (d *Dispatcher) Ended() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.buffer.free++
 }

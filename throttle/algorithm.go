@@ -29,22 +29,16 @@ const (
 )
 
 // Leases reports whether windows hold units until they are given back, or their lease runs out.
-func (a Algorithm) Leases() bool { return algorithms[a] != nil && algorithms[a].Leases }
+func (a Algorithm) Leases() bool { return a.side() != nil && a.side().Leases }
 
-// algorithms is the registry. Each has a Go file of its own, and a Lua file, which several may share.
-var algorithms = map[Algorithm]*algorithm.Algorithm{
-	AlgorithmSliding:     &algorithm.Sliding,
-	AlgorithmFixed:       &algorithm.Fixed,
-	AlgorithmGCRA:        &algorithm.GCRA,
-	AlgorithmCalendar:    &algorithm.Calendar,
-	AlgorithmConcurrency: &algorithm.Concurrency,
-}
+// side returns the Go side of an algorithm, or nil if there is none of that name.
+func (a Algorithm) side() *algorithm.Algorithm { return algorithm.ByName[string(a)] }
 
 // algorithmNames lists the algorithms that have the option, or with "" all, in order.
 func algorithmNames(o algorithm.Option) (names []string) {
-	for _, name := range slices.Sorted(maps.Keys(algorithms)) {
-		if o == "" || algorithms[name].Has(o) {
-			names = append(names, string(name))
+	for _, name := range slices.Sorted(maps.Keys(algorithm.ByName)) {
+		if o == "" || algorithm.ByName[name].Has(o) {
+			names = append(names, name)
 		}
 	}
 	return names

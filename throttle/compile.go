@@ -71,12 +71,12 @@ func compile(runner *script.Runner, p Policy, line string) *compiledPolicy {
 	}
 	cp.flowMark = script.FlowMark(sp.Scopes)
 	for i, w := range p.Windows {
-		if p.Observe && algorithms[w.Algorithm].ForgetsExcess {
+		if p.Observe && w.Algorithm.side().ForgetsExcess {
 			// Without Observe, units over the limit would be charged later. Windows that forget them cannot show it.
 			// As GCRA windows they are virtual queues, which drain at the rate of the limit.
 			w.Algorithm, w.Burst = AlgorithmGCRA, w.Limit
 		}
-		a := algorithms[w.Algorithm]
+		a := w.Algorithm.side()
 		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, w.Per) })
 		sw := script.Window{Scope: scope + 1, Name: w.Name, Kind: a.Kind, Unit: w.Unit, Params: a.Params(w.numbers())}
 		if a.Ticks != nil {

@@ -11,14 +11,13 @@ import (
 )
 
 func ExampleLimiter_Reserve() {
-	limiter, end := limitertest.Example(throttle.Policy{
+	limiter := limitertest.Example(throttle.Policy{
 		Name: "github-api",
 		Windows: []throttle.Window{
 			{Name: "per-minute", Limit: 20, Period: time.Minute},
 			{Name: "burst", Limit: 5, Period: 3 * time.Second},
 		},
 	})
-	defer end()
 	for range 6 {
 		d, err := limiter.Reserve(context.Background(), throttle.Request{Policy: "github-api", Tenant: "acme"})
 		if err != nil {
@@ -41,11 +40,10 @@ func ExampleLimiter_Reserve() {
 
 // An estimate is reserved, and corrected when the real cost is known.
 func ExampleReservation_Settle() {
-	limiter, end := limitertest.Example(throttle.Policy{
+	limiter := limitertest.Example(throttle.Policy{
 		Name:    "llm",
 		Windows: []throttle.Window{{Name: "spend", Limit: 10_000, Period: time.Hour, Unit: "tokens"}},
 	})
-	defer end()
 	ctx := context.Background()
 	request := throttle.Request{Policy: "llm", Tenant: "acme", Cost: map[string]int64{"tokens": 1500}}
 
@@ -73,11 +71,10 @@ func ExampleReservation_Settle() {
 }
 
 func ExampleLimiter_Wait() {
-	limiter, end := limitertest.Example(throttle.Policy{
+	limiter := limitertest.Example(throttle.Policy{
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "steady", Limit: 2, Period: 100 * time.Millisecond}},
 	})
-	defer end()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for i := range 4 {
@@ -95,11 +92,10 @@ func ExampleLimiter_Wait() {
 
 // A slot of a Concurrency window is kept for as long as the work goes on.
 func ExampleReservation_Hold() {
-	limiter, end := limitertest.Example(throttle.Policy{
+	limiter := limitertest.Example(throttle.Policy{
 		Name:    "renders",
 		Windows: []throttle.Window{{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Shared: true}},
 	})
-	defer end()
 	render := func(ctx context.Context) error {
 		d, err := limiter.Reserve(ctx, throttle.Request{Policy: "renders"})
 		if err != nil {
@@ -126,11 +122,10 @@ func ExampleReservation_Hold() {
 
 // Adapters for another job queue and another client library, as packages worker and httpthrottle are for theirs.
 func ExampleLine() {
-	limiter, end := limitertest.Example(throttle.Policy{
+	limiter := limitertest.Example(throttle.Policy{
 		Name:    "llm",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour, Shared: true}},
 	})
-	defer end()
 	ctx, line := context.Background(), limiter.Line("llm")
 	check := func(err error) {
 		if err != nil {
@@ -174,6 +169,10 @@ func ExampleLine() {
 		t, at := taken.Tickets[0], time.Now()
 		check(line.PutBack(ctx, taken.Tickets[1:])) // what cannot start now keeps its place
 		d, r := t.Decision, jobs[t.ID]
+		if r.Policy == "" { // the job was deleted
+			check(line.Refund(ctx, taken.Tickets[:1]))
+			continue
+		}
 		if time.Since(at) > time.Second || !line.Matches(t, r) { // it was held up, or has changed
 			d, err = line.ReserveAgain(ctx, t, r)
 			if check(err); !d.Granted {
@@ -189,6 +188,10 @@ func ExampleLine() {
 			join(r)
 		}
 	}
+	check(line.Acknowledge(ctx))                                // no Take follows
+	e := &throttle.Expectation{Request: requests[2], Ask: true} // what a page about acme shows
+	check(line.Expect(ctx, e))
+	fmt.Println("acme's last job starts in", e.Decision.RetryIn.Round(time.Hour), "as", e.Decision.Binds, "binds")
 	// Output:
 	// job 1 starts in 0s
 	// job 2 starts in 0s
@@ -198,6 +201,7 @@ func ExampleLine() {
 	// job 2 of beta
 	// answer: 429
 	// job 2 starts in 1h0m0s
+	// acme's last job starts in 1h0m0s as per-hour binds
 }
 
 func ExampleLimiter_SetPolicies() {
@@ -205,8 +209,7 @@ func ExampleLimiter_SetPolicies() {
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 1, Period: time.Hour}},
 	}
-	limiter, end := limitertest.Example(policy)
-	defer end()
+	limiter := limitertest.Example(policy)
 	reserve := func() {
 		d, err := limiter.Reserve(context.Background(), throttle.Request{Policy: "github-api", Tenant: "acme"})
 		if err != nil {

@@ -9,13 +9,12 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Standing describes how the tickets of one flow stand in line, or how a request would. Package inspect
-// makes its views of Standings: programs use that package.
-type Standing struct {
+// An Expectation says when the tickets of one flow are expected to start, or when those of a request would be.
+// Package inspect makes its views of Expectations.
+type Expectation struct {
 	// Flow is the name of the flow in its line. By default it is the flow of the Request.
 	Flow string
 
@@ -38,106 +37,88 @@ type Standing struct {
 	Err      error    // a *RequestError: the rest is not known
 	Policy   Policy   // of the line
 	Removed  bool     // the policy is in force no more
-	Weight   float64  // of its tenant
-	Free     bool     // only Pauses may deny it: the tenant is exempt, or the policy observes
+	Settings Tenant   // of its tenant, with a Weight, as operators have changed them
+	Windows  []Window // by which it is counted, with the tenant's own limits
 	Pauses   []Pause  // by operators, in force: of the policy, and of the tenant
-
-	operation *operation
 }
 
-// Stand asks how the flows or requests stand, and fills in the answers. Errors are Take's and the TenantFunc's.
-func (n *Line) Stand(ctx context.Context, standings ...*Standing) error {
+// Expect fills in what is expected of flows or requests. It changes nothing. Errors are Take's and the TenantFunc's.
+func (n *Line) Expect(ctx context.Context, expectations ...*Expectation) error {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {
 		return err
 	}
 	var asks []script.Request
-	var asked []*Standing
-	for _, s := range standings {
-		s.Policy, s.Removed = cp.Policy, cp.removed.Load()
-		switch err := n.stand(ctx, cp, s); {
+	var asked []*Expectation
+	var operations []*operation
+	for _, e := range expectations {
+		e.Policy, e.Removed = cp.Policy, cp.removed.Load()
+		o, err := n.prepare(ctx, cp, e)
+		switch {
 		case errors.As(err, new(*RequestError)):
-			s.Err = err
+			e.Err = err
 			continue
 		case err != nil:
 			return err
-		case !s.Ask:
-			s.Decision = s.operation.decision(script.Answer{Used: make([]int64, len(cp.Windows))})
+		case !e.Ask:
+			e.Decision = o.decision(script.Answer{Used: make([]int64, len(cp.Windows))})
 			continue
 		}
-		ask := s.operation.lineRequest(script.Expect, "")
-		ask.Cost, ask.Ticket, ask.Entry.Flow = "", s.Ticket, s.Flow
-		if s.Flow == "" {
+		ask := o.lineRequest(script.Expect, "")
+		ask.Cost, ask.Ticket, ask.Entry.Flow = "", e.Ticket, e.Flow
+		if e.Flow == "" {
 			ask.Entry = nil
 		}
-		asks, asked = append(asks, ask), append(asked, s)
+		asks, asked, operations = append(asks, ask), append(asked, e), append(operations, o)
 	}
 	answers, err := cp.decide(ctx, asks...)
-	for i := range asked {
+	for i, o := range operations {
 		if err == nil {
-			asked[i].Decision = asked[i].operation.decision(answers[i])
+			asked[i].Decision = o.decision(answers[i])
 		}
 	}
 	return err
 }
 
-func (n *Line) stand(ctx context.Context, cp *compiledPolicy, s *Standing) (err error) {
-	queue := s.Request.Ticket.Queue
+// prepare completes an expectation by what is known without Redis.
+func (n *Line) prepare(ctx context.Context, cp *compiledPolicy, e *Expectation) (o *operation, err error) {
+	queue := e.Request.Ticket.Queue
 	switch {
-	case s.Flow != "":
+	case e.Flow != "":
 		var ok bool
-		s.Request, ok = cp.requestOf(s.Flow, s.Costs, s.Waiting)
+		e.Request, ok = cp.requestOf(e.Flow, e.Costs, e.Waiting)
 		if !ok {
-			return s.Request.bad("flow", s.Flow, "joined by other scopes than the policy has now")
+			return nil, e.Request.bad("flow", e.Flow, "joined by other scopes than the policy has now")
 		}
-		maps.DeleteFunc(s.Request.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
-		queue, s.Request.Ticket = s.Request.Ticket.Queue, Ticket{}
-		asked := s.Request
-		if s.Ask && s.Ticket == "" {
+		maps.DeleteFunc(e.Request.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
+		queue, e.Request.Ticket = e.Request.Ticket.Queue, Ticket{}
+		asked := e.Request
+		if e.Ask && e.Ticket == "" {
 			asked.Cost = map[string]int64{Requests: 0} // an average may be above a limit that was cut
 		}
-		s.operation, err = n.limiter.checkedFor(ctx, cp, asked)
-	case s.Request.Policy != "":
-		s.Request.Ticket = Ticket{}
-		if s.operation, err = n.checked(ctx, cp, s.Request); err == nil {
-			s.Flow = cp.flow(script.Escape(queue), s.Request)
+		o, err = n.limiter.checkedFor(ctx, cp, asked)
+	case e.Request.Policy != "":
+		e.Request.Ticket = Ticket{}
+		if o, err = n.checked(ctx, cp, e.Request); err == nil {
+			e.Flow = cp.flow(script.Escape(queue), e.Request)
 		}
 	default:
-		s.operation, err = cp.newOperation(Request{}, n.limiter.interventions.Load().applyTo(cp, "", Tenant{}))
+		o, err = cp.newOperation(Request{}, n.limiter.interventions.Load().applyTo(cp, "", Tenant{}))
 	}
-	if s.Request.Ticket.Queue = queue; s.operation != nil {
-		s.Weight, s.Free = float64(s.operation.weight())/1000, s.operation.free
-		for _, p := range s.operation.tenant.pauses {
+	if e.Request.Ticket.Queue = queue; o != nil {
+		e.Settings, e.Windows, e.Settings.Weight = o.tenant.Tenant, o.windows, float64(o.weight())/1000
+		for _, p := range o.tenant.pauses {
 			if p != (Pause{}) {
-				s.Pauses = append(s.Pauses, p)
+				e.Pauses = append(e.Pauses, p)
 			}
 		}
 	}
-	return err
-}
-
-// Simulated returns how a window counts in a simulation, the largest cost that fits it, and the period over
-// which batches use it evenly, 0 if they do not. Sections are those of its scope's value, by name and kind
-// (internal/script/lua/scope.lua): what it has counted is among them. `limit` replaces the window's, unless
-// the tenant has its own limit.
-func (s *Standing) Simulated(i int, limit int64, sections map[string]string, c algorithm.Counted) (
-	w algorithm.Simulated, capacity int64, paced time.Duration) {
-	window := s.operation.windows[i]
-	a := algorithms[window.Algorithm]
-	if s.operation.tenant.Windows[window.Name].Limit == 0 {
-		window = window.With(Override{Limit: limit})
-	}
-	numbers := window.numbers()
-	if a.Paced != nil {
-		paced = a.Paced(numbers)
-	}
-	c.Payload = sections[window.Name+a.Kind]
-	return a.Simulate(numbers, c), a.Capacity(numbers), paced
+	return o, err
 }
 
 // PerSecond returns what the window has granted in a second, lately; 0 if that is not known.
 func (w WindowState) PerSecond(at time.Time) float64 {
-	lately := algorithms[w.Algorithm].Lately
+	lately := w.Algorithm.side().Lately
 	if lately == nil {
 		return 0
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
+	"github.com/sluice-go/sluice/throttle/internal/algorithm"
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -93,8 +94,8 @@ func testWindow(name Algorithm) Window {
 // testPolicy has one window of each algorithm, in as many scopes.
 func testPolicy() Policy {
 	p := Policy{Name: "p"}
-	for i, name := range slices.Sorted(maps.Keys(algorithms)) {
-		w := testWindow(name)
+	for i, name := range slices.Sorted(maps.Keys(algorithm.ByName)) {
+		w := testWindow(Algorithm(name))
 		w.Name += fmt.Sprint(i)
 		w.Per = []string{"tenant", "user", "ip", "key", "app", "org", "plan", "site"}[:i+1]
 		p.Windows = append(p.Windows, w)
@@ -197,13 +198,13 @@ func TestHeadersOfAlgorithms(t *testing.T) {
 	for _, f := range regexp.MustCompile(`\b([a-z_]+)\(((?:st|window|p1)\b[a-z0-9, ]*)\)`).FindAllStringSubmatch(list, -1) {
 		functions[f[1]] = strings.Split(f[2], ", ")
 	}
-	for name, a := range algorithms {
+	for name, a := range algorithm.ByName {
 		text := script.File(a.File)
 		parameters := all(header(text), `[ ,](p\d) \w+ \(`)
-		for i, p := range a.Params(testWindow(name).withDefaults().numbers()) {
+		for i, p := range a.Params(testWindow(Algorithm(name)).withDefaults().numbers()) {
 			letter := fmt.Sprintf("p%d", i+1)
 			listed, read := slices.Contains(parameters, letter), strings.Count(code(text), letter+",")+strings.Count(code(text), letter+")")+strings.Count(code(text), letter+" ") > 1
-			sent := p != 0 || i == 3 && a.File == algorithms[AlgorithmCalendar].File
+			sent := p != 0 || i == 3 && a.File == algorithm.Calendar.File
 			expect.That(t, listed == sent && listed == read, name, letter, "is in the header", listed, "read", read, "sent", sent)
 		}
 
@@ -241,11 +242,11 @@ func sizes(list string) int {
 func TestHeadersOfState(t *testing.T) {
 	scope := header(script.File("scope"))
 	value, section := one(t, scope, `(?m)^--   value    (.*)$`), one(t, scope, `(?m)^--   section  (.*)$`)
-	for name, a := range algorithms {
+	for name, a := range algorithm.ByName {
 		server := miniredis.RunT(t)
 		client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 		defer client.Close()
-		w := testWindow(name)
+		w := testWindow(Algorithm(name))
 		w.Name = "window"
 		l := expect.Got(New(Config{Client: client, Policies: []Policy{{Name: "p", Windows: []Window{w}}}}))(t)
 		expect.Must(t, expect.ErrOf(l.Reserve(t.Context(), Request{Policy: "p", Tenant: "acme"})))
@@ -263,7 +264,7 @@ func TestHeadersOfState(t *testing.T) {
 func TestScriptsUseNothingSpecial(t *testing.T) {
 	allowed := []string{"ARGV", "KEYS", "cjson", "ipairs", "math", "next", "pairs", "redis", "setmetatable", "string", "table", "tonumber", "type", "unpack"}
 	var files []string
-	for _, a := range algorithms {
+	for _, a := range algorithm.ByName {
 		files = append(files, a.File)
 	}
 	slices.Sort(files)

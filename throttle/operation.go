@@ -129,7 +129,7 @@ func (o *operation) tenantSettings() script.Settings {
 		return s
 	}
 	for i, w := range o.windows {
-		params := algorithms[w.Algorithm].Params(w.numbers())
+		params := w.Algorithm.side().Params(w.numbers())
 		if o.tenant.Windows[w.Name] != (Override{}) || params != o.script.Windows[i].Params {
 			if s.Windows == nil {
 				s.Windows = map[string][4]int64{}

@@ -160,7 +160,7 @@ func (w Window) withDefaults() Window {
 	if w.Per = slices.Sorted(slices.Values(w.Per)); len(w.Per) == 0 && !w.Shared {
 		w.Per = []string{TenantAttribute}
 	}
-	if a := algorithms[w.Algorithm]; a != nil && a.Defaults != nil {
+	if a := w.Algorithm.side(); a != nil && a.Defaults != nil {
 		n := w.numbers()
 		a.Defaults(&n)
 		w.Burst, w.Lease, w.Timezone = n.Burst, n.Lease, n.Timezone
@@ -176,7 +176,7 @@ func (w Window) numbers() algorithm.Window {
 }
 
 // capacity returns the largest cost that can ever fit.
-func (w Window) capacity() int64 { return algorithms[w.Algorithm].Capacity(w.numbers()) }
+func (w Window) capacity() int64 { return w.Algorithm.side().Capacity(w.numbers()) }
 
 // WithDefaults returns a deep copy with every default written out.
 func (p Policy) WithDefaults() Policy {

@@ -120,7 +120,7 @@ func (w Window) check(c *problems) {
 			`must be "tenant", or an attribute that is called otherwise`)
 	}
 
-	a := algorithms[w.Algorithm]
+	a := w.Algorithm.side()
 	if a == nil {
 		names := strings.Join(algorithmNames(""), `", "`)
 		c.must(false, "algorithm", string(w.Algorithm), `must be one of "`+names+`"; a token bucket is "gcra"`)

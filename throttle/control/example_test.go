@@ -14,11 +14,10 @@ import (
 
 // A tool of operators changes what programs do while they run. Each program has a limiter that follows the store.
 func Example() {
-	limiter, end := limitertest.Example(throttle.Policy{
+	limiter := limitertest.Example(throttle.Policy{
 		Name: "api", Match: []string{"api:*"},
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 1, Period: time.Hour}},
 	})
-	defer end()
 	ctx, anna := context.Background(), control.Author{Who: "anna", Why: "migration, INC-7"}
 	check := func(err error) {
 		if err != nil {

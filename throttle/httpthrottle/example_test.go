@@ -14,11 +14,10 @@ import (
 )
 
 func ExampleTransport() {
-	limiter, end := limitertest.Example(throttle.Policy{
+	limiter := limitertest.Example(throttle.Policy{
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour}},
 	})
-	defer end()
 	api := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer api.Close()
 

@@ -13,11 +13,10 @@ import (
 
 // An operator asks who waits, in pages of tenants, and why the last ticket of one does.
 func ExampleInspector_State() {
-	limiter, end := limitertest.Example(throttle.Policy{
+	limiter := limitertest.Example(throttle.Policy{
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour}},
 	})
-	defer end()
 	ctx := context.Background()
 	for i := range 5 {
 		r := throttle.Request{
@@ -34,7 +33,8 @@ func ExampleInspector_State() {
 			log.Fatal(err)
 		}
 		for _, t := range state.Tenants {
-			fmt.Println(t.Tenant, t.Waiting, t.Expected.Sub(state.At).Round(time.Hour), t.Windows[0].Used)
+			w := t.Windows[0]
+			fmt.Println(t.Tenant, t.Waiting, t.Expected.Sub(state.At).Round(time.Hour), w.Used, w.PerSecond(state.At) > 0)
 		}
 		fmt.Println("starving:", len(heads.Note(state)))
 		if q.After = state.Next; q.After == "" {
@@ -52,7 +52,7 @@ func ExampleInspector_State() {
 	}
 	fmt.Println(orphans)
 	// Output:
-	// acme 3 2h0m0s 2
+	// acme 3 2h0m0s 2 true
 	// starving: 0
 	// 3 3 per-hour
 	// map[]
@@ -60,11 +60,10 @@ func ExampleInspector_State() {
 
 // When would 10 more requests have started, behind what waits already? Nothing joins the line.
 func ExampleSnapshot_Plan() {
-	limiter, end := limitertest.Example(throttle.Policy{
+	limiter := limitertest.Example(throttle.Policy{
 		Name:    "geocoder",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 4, Period: time.Hour}},
 	})
-	defer end()
 	demand := inspect.Demand{Count: 10, Request: throttle.Request{Policy: "geocoder", Tenant: "acme"}}
 	ctx := context.Background()
 	snapshot, err := inspect.Of(limiter).Snapshot(ctx, []inspect.Demand{demand})
@@ -85,8 +84,7 @@ func ExampleInspector_Simulate() {
 		Name:    "geocoder",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour}},
 	}
-	limiter, end := limitertest.Example(policy)
-	defer end()
+	limiter := limitertest.Example(policy)
 	var waiting []throttle.Request
 	for i := range 6 {
 		waiting = append(waiting, throttle.Request{Tenant: "acme", Ticket: throttle.Ticket{Queue: "q", ID: fmt.Sprint(i)}})

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -45,28 +44,21 @@ func (i Inspector) Policies() []string {
 // It looks through all keys of a Redis, some thousand a call.
 func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 	known, orphans := i.Policies(), map[string]int64{}
-	var mu sync.Mutex
-	scan := func(ctx context.Context, node redis.Cmdable) error {
-		mu.Lock()
-		defer mu.Unlock()
-		lines := node.Scan(ctx, 0, script.Prefix(i.limiter.Config().Prefix, "*")+"t", 5000).Iterator()
-		for lines.Next(ctx) {
-			_, name, _ := strings.Cut(lines.Val(), "{")
-			if policy := script.PolicyOf(strings.TrimSuffix(name, "}:t")); !slices.Contains(known, policy) {
-				n, err := node.HLen(ctx, lines.Val()).Result()
-				if err != nil {
-					return err
-				}
-				orphans[policy] += n
-			}
-		}
-		return lines.Err()
-	}
+	pattern := script.Prefix(i.limiter.Config().Prefix, "*") + "t"
 	return orphans, i.limiter.Line("").Read(ctx, func(client redis.UniversalClient, _ string) error {
-		if c, ok := client.(*redis.ClusterClient); ok {
-			return c.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
-		}
-		return scan(ctx, client)
+		return script.ScanAll(ctx, client, pattern, func(keys []string) error {
+			for _, key := range keys {
+				_, name, _ := strings.Cut(key, "{")
+				if policy := script.PolicyOf(strings.TrimSuffix(name, "}:t")); !slices.Contains(known, policy) {
+					n, err := client.HLen(ctx, key).Result()
+					if err != nil {
+						return err
+					}
+					orphans[policy] += n
+				}
+			}
+			return nil
+		})
 	})
 }
 
@@ -96,8 +88,8 @@ func (l *line) try(ctx context.Context, f func(client redis.UniversalClient, pre
 }
 
 // readFlow reads "tickets units weight tag suffix rank ...".
-func readFlow(name, record string) (*throttle.Standing, error) {
-	f, suffix := &throttle.Standing{Flow: name}, ""
+func readFlow(name, record string) (*throttle.Expectation, error) {
+	f, suffix := &throttle.Expectation{Flow: name}, ""
 	err := scan(name, record, &f.Waiting, &f.Costs, &f.LineWeight, &f.Tag, &suffix, &f.Rank)
 	return f, err
 }
@@ -146,7 +138,7 @@ func (l *line) queues(ctx context.Context, all map[[2]string]QueueState) (names 
 }
 
 // page returns about n flows from a cursor on, 0 at first, and the next cursor, 0 at the end. A flow may come twice.
-func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []*throttle.Standing, next uint64) {
+func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []*throttle.Expectation, next uint64) {
 	l.try(ctx, func(client redis.UniversalClient, prefix string) (err error) {
 		var pairs []string
 		pairs, next, err = client.HScan(ctx, prefix+"f", cursor, "", int64(n)).Result()
@@ -160,15 +152,15 @@ func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []*throttl
 }
 
 // all returns all flows that wait, the first one first.
-func (l *line) all(ctx context.Context) []*throttle.Standing {
-	byName := map[string]*throttle.Standing{}
+func (l *line) all(ctx context.Context) []*throttle.Expectation {
+	byName := map[string]*throttle.Expectation{}
 	for cursor := uint64(0); ; {
 		flows, next := l.page(ctx, cursor, 1000)
 		for _, f := range flows {
 			byName[f.Flow] = f
 		}
 		if cursor = next; l.err != nil || cursor == 0 {
-			byRank := func(a, b *throttle.Standing) int { return cmp.Compare(a.Rank, b.Rank) }
+			byRank := func(a, b *throttle.Expectation) int { return cmp.Compare(a.Rank, b.Rank) }
 			return slices.SortedFunc(maps.Values(byName), byRank)
 		}
 	}
@@ -196,7 +188,7 @@ func read[T any](
 
 // oldest returns when the oldest tickets of flows began to wait, by the flows' names. The oldest is the first
 // ticket that joined at the end, or the first of the tickets in front, which ran before.
-func (l *line) oldest(ctx context.Context, flows []*throttle.Standing) map[string]time.Time {
+func (l *line) oldest(ctx context.Context, flows []*throttle.Expectation) map[string]time.Time {
 	var names []string
 	l.try(ctx, func(client redis.UniversalClient, prefix string) error {
 		pipe, first := client.Pipeline(), []*redis.StringSliceCmd{}

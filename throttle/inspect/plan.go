@@ -181,7 +181,7 @@ type backlog struct {
 
 // Tickets are equal tickets of one flow.
 type tickets struct {
-	*throttle.Standing
+	*throttle.Expectation
 	Finish         // of a demand
 	demand bool    // they are one
 	joined int64   // how many of a demand stand in line
@@ -198,7 +198,7 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 		s.Limits[throttle.BySlots] = int64(slots[0].Count)
 	}
 	var backlogs []*backlog
-	lines, standings := map[string]*backlog{}, map[string]*throttle.Standing{}
+	lines, expectations := map[string]*backlog{}, map[string]*throttle.Expectation{}
 	for _, d := range demands {
 		r := d.Request
 		if d.Count < 0 || d.Joined < 0 || d.Joined > d.Count || d.Hold < 0 {
@@ -216,15 +216,15 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 			lines[name], backlogs = b, append(backlogs, b)
 		}
 		key := fmt.Sprintf("%q %q %q %q %#v %#v", r.Ticket.Queue, r.Policy, r.Tenant, r.Class, r.Attributes, r.Cost)
-		standing := standings[key]
-		if standing == nil {
-			standing = &throttle.Standing{Request: r}
-			if err := b.Stand(ctx, standing); err != nil {
+		expectation := expectations[key]
+		if expectation == nil {
+			expectation = &throttle.Expectation{Request: r}
+			if err := b.Expect(ctx, expectation); err != nil {
 				return nil, err
 			}
-			standings[key] = standing
+			expectations[key] = expectation
 		}
-		t := &tickets{Standing: standing, demand: true, joined: int64(d.Joined), left: int64(d.Count), hold: d.Hold.Microseconds()}
+		t := &tickets{Expectation: expectation, demand: true, joined: int64(d.Joined), left: int64(d.Count), hold: d.Hold.Microseconds()}
 		t.Tenant = cmp.Or(d.Tenant, r.Tenant)
 		b.tickets, s.hold = append(b.tickets, t), max(s.hold, t.hold)
 	}
@@ -238,19 +238,19 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 
 // read adds a line: what waits there, and then the demands that b has. If it has none, all that waits is a demand. What
 // is taken meanwhile counts twice. Values that b has are not read again.
-func (s *Snapshot) read(ctx context.Context, b *backlog, flows []*throttle.Standing) error {
-	standings := []*throttle.Standing{{Ask: true}} // the first one stands for all tenants together
+func (s *Snapshot) read(ctx context.Context, b *backlog, flows []*throttle.Expectation) error {
+	expectations := []*throttle.Expectation{{Ask: true}} // the first one stands for all tenants together
 	for _, f := range flows {
-		standings = append(standings, &throttle.Standing{Flow: f.Flow, Costs: f.Costs, Waiting: f.Waiting})
+		expectations = append(expectations, &throttle.Expectation{Flow: f.Flow, Costs: f.Costs, Waiting: f.Waiting})
 	}
 	if b.err == nil {
-		b.err = b.Stand(ctx, standings...)
+		b.err = b.Expect(ctx, expectations...)
 	}
 	if b.err != nil {
 		return b.err
 	}
-	s.backlogs, s.now = append(s.backlogs, b), standings[0].Decision.At.UnixMicro()
-	for _, w := range standings[0].Decision.Windows {
+	s.backlogs, s.now = append(s.backlogs, b), expectations[0].Decision.At.UnixMicro()
+	for _, w := range expectations[0].Decision.Windows {
 		s.Limits[w.Name] = min(w.Limit, cmp.Or(s.Limits[w.Name], w.Limit))
 	}
 	joined := map[string]int64{}
@@ -258,8 +258,8 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, flows []*throttle.Stand
 		joined[t.Flow] += t.joined // which do not count twice
 	}
 	var all []*tickets
-	for _, f := range standings[1:] {
-		t := &tickets{Standing: f, demand: len(b.tickets) == 0, left: f.Waiting - joined[f.Flow], hold: s.hold}
+	for _, f := range expectations[1:] {
+		t := &tickets{Expectation: f, demand: len(b.tickets) == 0, left: f.Waiting - joined[f.Flow], hold: s.hold}
 		if t.Tenant = f.Request.Tenant; t.left > 0 {
 			all = append(all, t)
 		}
@@ -277,7 +277,7 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, flows []*throttle.Stand
 			t.rank, rank = rank, rank+t.left
 		}
 		t.Count, t.NeverFits = int(t.left), never.Window
-		if l := last[t.Flow]; l != nil && l.Standing == t.Standing && l.Tenant == t.Tenant && l.hold == t.hold {
+		if l := last[t.Flow]; l != nil && l.Expectation == t.Expectation && l.Tenant == t.Tenant && l.hold == t.hold {
 			l.Count, l.left = l.Count+t.Count, l.left+t.left
 			continue
 		}

@@ -52,7 +52,7 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 				sim.demands = append(sim.demands, &t)
 			}
 			if t.Err == nil {
-				l.flow(t.Standing).add(&t)
+				l.flow(t.Expectation).add(&t)
 			}
 		}
 	}
@@ -140,47 +140,53 @@ type simFlow struct {
 	waited  map[string]int64 // us, by cause; while on its side, less simLine.waited as of its arrival: see wait, startOne
 }
 
-// flow returns the flow of a standing.
-func (l *simLine) flow(s *throttle.Standing) *simFlow {
-	f := l.flows[s.Flow]
+// flow returns the flow of an expectation.
+func (l *simLine) flow(e *throttle.Expectation) *simFlow {
+	f := l.flows[e.Flow]
 	if f == nil {
-		queue, batch := s.Request.Ticket.Queue, s.Request.Class == throttle.ClassBatch
+		queue, batch := e.Request.Ticket.Queue, e.Request.Class == throttle.ClassBatch
 		same := func(s *side) bool { return s.queue == queue && s.batch == batch }
 		if !slices.ContainsFunc(l.sides, same) {
-			share := map[bool]float64{true: s.Policy.BatchShare, false: 1 - s.Policy.BatchShare}[batch]
+			share := map[bool]float64{true: e.Policy.BatchShare, false: 1 - e.Policy.BatchShare}[batch]
 			l.sides = append(l.sides, &side{batch: batch, queue: queue, share: share, tag: -1, tags: map[string]*float64{}})
 		}
 		f = &simFlow{line: l, side: l.sides[slices.IndexFunc(l.sides, same)], waited: map[string]int64{}}
 		f.windows = slices.Clone(l.sim.slots[f.side.queue])
-		l.flows[s.Flow] = f
-		f.tag = cmp.Or(f.side.tags[s.Request.Tenant], new(float64))
-		f.side.tags[s.Request.Tenant] = f.tag
-		for _, p := range s.Pauses {
+		l.flows[e.Flow] = f
+		f.tag = cmp.Or(f.side.tags[e.Request.Tenant], new(float64))
+		f.side.tags[e.Request.Tenant] = f.tag
+		for _, p := range e.Pauses {
 			f.windows = append(f.windows, &window{level: ownLevel, Ends: p.Until.UnixMicro()})
 		}
-		for i := range s.Decision.Windows {
-			if !s.Free {
-				f.windows = append(f.windows, l.window(s, i))
+		for i := range e.Decision.Windows {
+			if !e.Settings.Exempt && !e.Policy.Observe {
+				f.windows = append(f.windows, l.window(e, i))
 			}
 		}
 	}
 	return f
 }
 
-// window returns a window of a standing, with what it has counted.
-func (l *simLine) window(s *throttle.Standing, i int) *window {
-	state := s.Decision.Windows[i]
+// window returns a window of an expectation, with what it has counted.
+func (l *simLine) window(e *throttle.Expectation, i int) *window {
+	state := e.Decision.Windows[i]
 	key := [2]string{script.ScopeKey(state.Scope.Attributes, state.Scope.Values), state.Name}
 	if w := l.windows[key]; w != nil {
 		return w
 	}
-	counted := algorithm.Counted{Now: l.sim.now, Hold: l.sim.hold}
+	set, side := e.Windows[i], algorithm.ByName[string(state.Algorithm)]
+	if e.Settings.Windows[set.Name].Limit == 0 {
+		set = set.With(throttle.Override{Limit: l.sim.limit(set.Name, set.Limit)})
+	}
+	numbers := algorithm.Window{
+		Burst: set.Burst, Limit: set.Limit, Margin: set.Margin, Period: set.Period, Resets: set.Resets, Timezone: set.Timezone,
+	}
 	found := script.Sections(l.values[key[0]])
-	counter, limit, period := s.Simulated(i, l.sim.limit(state.Name, state.Limit), found, counted)
-	level := map[bool]int{true: sharedLevel, false: ownLevel}[len(state.Scope.Attributes) == 0]
-	w := &window{Simulated: counter, limit: limit, level: level, name: state.Name, unit: state.Unit, held: state.Algorithm.Leases()}
-	if period <= pacedPeriod {
-		w.each = float64(period.Microseconds()) / float64(limit)
+	counted := algorithm.Counted{Now: l.sim.now, Hold: l.sim.hold, Payload: found[set.Name+side.Kind]}
+	w := &window{Simulated: side.Simulate(numbers, counted), name: set.Name, unit: set.Unit, held: side.Leases}
+	w.limit, w.level = side.Capacity(numbers), map[bool]int{true: sharedLevel, false: ownLevel}[set.Shared]
+	if side.Paced != nil && side.Paced(numbers) <= pacedPeriod {
+		w.each = float64(side.Paced(numbers).Microseconds()) / float64(w.limit)
 	}
 	json.Unmarshal([]byte(found["!p"]), w)
 	json.Unmarshal([]byte(found["!r"+state.Unit]), w)
@@ -340,7 +346,7 @@ func (f *simFlow) start(t int64) {
 	}
 	l.last = max(l.last, side.tag)
 	side.tag += f.step()
-	side.last, *f.tag = f.key, f.key+f.part()/first.Weight
+	side.last, *f.tag = f.key, f.key+f.part()/first.Settings.Weight
 	ends := time.UnixMicro(t + first.hold)
 	if deadline := l.sim.Deadline; !deadline.IsZero() && ends.After(deadline) {
 		first.Late++

@@ -82,7 +82,7 @@ type State struct {
 	Removed   bool                `json:"removed,omitempty"`    // the policy is out of force: its last windows apply
 	PerSecond float64             `json:"per_second,omitempty"` // requests, lately; 0 if unknown
 
-	flow, tag string // a tenant's: Flow and Tag of its Standing
+	flow, tag string // a tenant's: Flow and Tag of its Expectation
 }
 
 // State returns how a policy stands, with a page of the tenants that wait: in it, most tickets first. A tenant of
@@ -115,7 +115,7 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 		l.err = cmp.Or(l.err, other.err)
 	}
 	flows, cursor := l.find(ctx, q, cursor)
-	states := l.states(ctx, append(flows, &throttle.Standing{})) // the last one is what all tenants share
+	states := l.states(ctx, append(flows, &throttle.Expectation{})) // the last one is what all tenants share
 	if l.err != nil {
 		return s, l.err
 	}
@@ -148,14 +148,14 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 
 // find returns the flows of a page, and the next cursor, 0 at the end. Of a tenant that does not wait it returns one
 // without tickets, where windows count by the tenant alone.
-func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]*throttle.Standing, uint64) {
+func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]*throttle.Expectation, uint64) {
 	if q.Tenant == "" {
 		return l.page(ctx, cursor, min(cmp.Or(q.Limit, MaxLimit), MaxLimit))
 	}
-	asked := &throttle.Standing{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
-	l.err = cmp.Or(l.err, l.Stand(ctx, asked))
+	asked := &throttle.Expectation{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
+	l.err = cmp.Or(l.err, l.Expect(ctx, asked))
 	if asked.Flow == "" { // windows count by other attributes, too: its flows are among all
-		return slices.DeleteFunc(l.all(ctx), func(f *throttle.Standing) bool {
+		return slices.DeleteFunc(l.all(ctx), func(f *throttle.Expectation) bool {
 			_, _, _, values := script.ParseFlow(f.Flow)
 			return !slices.Contains(values, q.Tenant)
 		}), 0
@@ -167,18 +167,18 @@ func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]*throttle.St
 	}
 	flows := read(ctx, l, "f", readFlow, names...)
 	if len(flows) == 0 {
-		flows = []*throttle.Standing{{Flow: asked.Flow}}
+		flows = []*throttle.Expectation{{Flow: asked.Flow}}
 	}
 	return flows, 0
 }
 
 // states returns how flows stand, or tickets of them. A flow without a name is about what all tenants share.
-func (l *line) states(ctx context.Context, flows []*throttle.Standing) []State {
+func (l *line) states(ctx context.Context, flows []*throttle.Expectation) []State {
 	for _, f := range flows {
 		f.Ask = true
 	}
 	if l.err == nil {
-		l.err = l.Stand(ctx, flows...)
+		l.err = l.Expect(ctx, flows...)
 	}
 	oldest, states := l.oldest(ctx, flows), make([]State, len(flows))
 	for i, f := range flows {
@@ -186,11 +186,11 @@ func (l *line) states(ctx context.Context, flows []*throttle.Standing) []State {
 		s := State{
 			At: cmp.Or(d.At, time.Now()), Policy: p.Name, Tenant: r.Tenant, Attributes: r.Attributes, Removed: f.Removed,
 			Waiting: f.Waiting, Oldest: oldest[f.Flow], Cost: r.Cost, Windows: []throttle.WindowState{}, Pause: d.Pause,
-			Adapted: d.Adapted, Remaining: d.Remaining, Observes: p.Observe, Exempt: d.Exempt || f.Free && !p.Observe,
+			Adapted: d.Adapted, Remaining: d.Remaining, Observes: p.Observe, Exempt: d.Exempt || f.Settings.Exempt,
 			flow: f.Flow, tag: f.Tag,
 		}
 		if f.Flow != "" {
-			s.Weight = cmp.Or(float64(f.LineWeight)/1000, f.Weight)
+			s.Weight = cmp.Or(float64(f.LineWeight)/1000, f.Settings.Weight)
 		}
 		if f.Waiting > 0 {
 			s.Queue, s.Class = parseQueue(f.Flow)
@@ -226,7 +226,7 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (s State, err
 		for _, t := range read(ctx, l, "t", script.ReadTicket, name) {
 			for _, f := range read(ctx, l, "f", readFlow, t.Flow) {
 				f.Ticket, f.Costs = name, t.Costs
-				s = l.states(ctx, []*throttle.Standing{f})[0]
+				s = l.states(ctx, []*throttle.Expectation{f})[0]
 				s.Since = time.UnixMicro(t.Since)
 			}
 			l.try(ctx, func(client redis.UniversalClient, prefix string) error {

@@ -21,8 +21,7 @@ const (
 	MaxPeriod = 366 * 24 * time.Hour
 )
 
-// An Algorithm is the Go side of one way to count. Only File, Kind, Params and
-// Simulate are required. The Lua side decides; it sees the numbers of Params as p1 to p4.
+// An Algorithm is the Go side of one way to count; the Lua side decides. File, Kind, Params and Simulate are required.
 type Algorithm struct {
 	// Defaults fills in the defaults of the fields that only this algorithm has.
 	Defaults func(*Window)
@@ -50,7 +49,7 @@ type Algorithm struct {
 	// Paced returns, for forecasts, the time over which batches use the window evenly; nil if they do not.
 	Paced func(Window) time.Duration
 
-	// Params turns a valid window into the numbers of the Lua side.
+	// Params turns a valid window into the numbers of the Lua side, p1 to p4.
 	Params func(Window) [4]int64
 
 	// Simulate returns a window that starts from what Redis has counted.
@@ -62,6 +61,11 @@ type Algorithm struct {
 	// Rule returns a field that breaks a rule of this algorithm, its value, and a hint what it must be.
 	// The hint is empty if no rule is broken. The rules that all algorithms share are checked before.
 	Rule func(Window) (field string, value any, hint string)
+}
+
+// ByName is the registry. Each algorithm has a Go file of its own, and a Lua file, which several may share.
+var ByName = map[string]*Algorithm{
+	"calendar": &Calendar, "concurrency": &Concurrency, "fixed": &Fixed, "gcra": &GCRA, "sliding": &Sliding,
 }
 
 // An Option is a field of a Window that only some algorithms have.

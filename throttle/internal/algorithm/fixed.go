@@ -12,9 +12,7 @@ var Fixed = Algorithm{
 	},
 	Options: []Option{OptionMargin, OptionPeriod},
 	Paced:   func(w Window) time.Duration { return w.Period },
-	Params: func(w Window) [4]int64 {
-		return [4]int64{w.Limit, w.Margin.Microseconds(), w.Period.Microseconds()}
-	},
+	Params:  func(w Window) [4]int64 { return [4]int64{w.Limit, w.Margin.Microseconds(), w.Period.Microseconds()} },
 	Simulate: func(w Window, c Counted) Simulated {
 		period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
 		return c.buckets(w, func(t int64) int64 { return t - (t-margin)%period + period })

@@ -45,17 +45,18 @@ func NewClock() *Clock {
 // Set sets the clock to a time after Midnight.
 func (c *Clock) Set(d time.Duration) { c.US.Store(Midnight + d.Microseconds()) }
 
-// Example returns a limiter on an embedded Redis, for examples; any Redis will do.
-func Example(policies ...throttle.Policy) (l *throttle.Limiter, end func()) {
+// Example returns a limiter for examples, on an embedded Redis, which ends with the program. Any Redis will do.
+func Example(policies ...throttle.Policy) *throttle.Limiter {
 	server, err := miniredis.Run()
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	if err == nil {
-		l, err = throttle.New(throttle.Config{Client: client, Policies: policies})
-	}
 	if err != nil {
 		log.Fatal(err)
 	}
-	return l, func() { client.Close(); server.Close() }
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	l, err := throttle.New(throttle.Config{Client: client, Policies: policies})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return l
 }
 
 // TB is what testing.T and rapid.T have in common.

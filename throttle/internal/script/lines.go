@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -60,25 +61,39 @@ func (r *Runner) Forget(ctx context.Context, line string, attributes []string, t
 	if !strings.Contains(key, "*") {
 		return r.Client.Del(ctx, key).Result()
 	}
-	node := redis.Cmdable(r.Client)
-	if nodes, ok := r.Client.(interface {
-		MasterForKey(ctx context.Context, key string) (*redis.Client, error)
-	}); ok { // all keys of a line are on one node
-		if node, err = nodes.MasterForKey(ctx, key); err != nil {
+	client := r.Client
+	if cluster, ok := client.(*redis.ClusterClient); ok { // all keys of a line are on one node
+		if client, err = cluster.MasterForKey(ctx, key); err != nil {
 			return 0, err
 		}
 	}
-	for cursor := uint64(0); ; {
-		keys, next, err := node.Scan(ctx, cursor, key, 1000).Result()
-		if err == nil && len(keys) > 0 {
-			var deleted int64
-			deleted, err = r.Client.Del(ctx, keys...).Result()
-			n += deleted
-		}
-		if cursor = next; err != nil || cursor == 0 {
-			return n, err
+	err = ScanAll(ctx, client, key, func(keys []string) error {
+		deleted, err := r.Client.Del(ctx, keys...).Result()
+		n += deleted
+		return err
+	})
+	return n, err
+}
+
+// ScanAll calls do with pages of the keys that match a pattern, of each master of a Cluster, one page at a time.
+func ScanAll(ctx context.Context, client redis.UniversalClient, pattern string, do func(keys []string) error) error {
+	var mu sync.Mutex
+	scan := func(ctx context.Context, node redis.Cmdable) error {
+		for cursor := uint64(0); ; {
+			keys, next, err := node.Scan(ctx, cursor, pattern, 1000).Result()
+			if mu.Lock(); err == nil && len(keys) > 0 {
+				err = do(keys)
+			}
+			mu.Unlock()
+			if cursor = next; err != nil || cursor == 0 {
+				return err
+			}
 		}
 	}
+	if cluster, ok := client.(*redis.ClusterClient); ok {
+		return cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
+	}
+	return scan(ctx, client)
 }
 
 // LookAgain lets the next takes look at all nodes of a line again, as after a change of limits.

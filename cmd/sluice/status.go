@@ -36,7 +36,7 @@ type policyStatus struct {
 	inspect.PolicyState
 	PausedQueues []string    `json:"paused_queues,omitempty"` // by asynq's tools: no server takes from them
 	Used         []usage.Use `json:"used,omitempty"`          // requests of the last hour, where package usage counts them
-	more         bool        // whether more tenants wait than Tenants has
+	More         bool        `json:"more,omitempty"`          // more tenants wait than Tenants has
 }
 
 // A fleetStatus is the JSON of status.
@@ -143,7 +143,7 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 			break
 		}
 	}
-	s.more = s.Next != "" || len(s.Tenants) > c.Tenants
+	s.More = s.Next != "" || len(s.Tenants) > c.Tenants
 	s.Tenants = append([]inspect.State{}, s.Tenants[:min(len(s.Tenants), c.Tenants)]...) // in JSON no null
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
 	for _, q := range s.Queues {
@@ -202,7 +202,7 @@ func printState(w io.Writer, s policyStatus) {
 			tenant.Weight, fmt.Sprintf("%.3g%%", 100*tenant.Share), windowsText(tenant), otherText(tenant, s.PolicyState))
 	}
 	t.Flush()
-	if s.more {
+	if s.More {
 		fmt.Fprintf(w, "and more, of %d: \"sluice status %s TENANT\" shows one\n", flows, s.Policy)
 	}
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
-	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/throttle/usage"
@@ -86,10 +85,8 @@ func TestStatusShowsWhoWaits(t *testing.T) {
 	must(t, errOf(first.Reservation.Pause(t.Context(), time.Hour, "429")))
 	e := d.run(t, "status", "api", "acme").want(t, exitDone).says(t, " by the upstream's 429 to acme, reported by worker-7\n")
 	that(t, !strings.Contains(e.stdout, "z1"), e.stdout)
-	got := decoded[struct {
-		Policies []inspect.PolicyState `json:"policies"`
-	}](t, d.run(t, "status", "--json", "--tenants", "1"))
-	that(t, len(got.Policies) == 1 && len(got.Policies[0].Tenants) == 1 && got.Policies[0].Waiting == 4, got)
+	got := decoded[fleetStatus](t, d.run(t, "status", "--json", "--tenants", "1"))
+	that(t, len(got.Policies) == 1 && len(got.Policies[0].Tenants) == 1 && got.Policies[0].Waiting == 4 && got.Policies[0].More, got)
 	d.run(t, "status", "apis").want(t, exitBadInput, `policy "apis": must be one of api`)
 	d.run(t, "status", "--tenants", "0").want(t, exitBadInput, `"0" for flag -tenants: must be 1 to 500: see "sluice status -h"`)
 	runMain(t.Context(), "", "status", "--policies", d.path("policies.yml")).

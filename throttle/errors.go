@@ -104,6 +104,8 @@ func contextError(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
+func init() { script.Classify = classify }
+
 // classify wraps an error of a call to Redis in its kind. If ctx has ended, that is the reason. The policy may be "".
 func classify(ctx context.Context, policy string, err error) error {
 	if err == nil {

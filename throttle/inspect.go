@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
@@ -123,10 +121,4 @@ func (w WindowState) PerSecond(at time.Time) float64 {
 		return 0
 	}
 	return float64(w.Used) / lately(w.Period, w.ResetsAt.Sub(at)).Seconds()
-}
-
-// Read calls f with the client of the line and what its keys begin with. Errors are Take's.
-func (n *Line) Read(ctx context.Context, f func(client redis.UniversalClient, prefix string) error) error {
-	r := &n.limiter.runner
-	return classify(ctx, script.PolicyOf(n.name), f(r.Client, script.Prefix(r.Prefix, n.name)))
 }

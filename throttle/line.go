@@ -17,7 +17,7 @@ type Line struct {
 }
 
 // Line returns the line of a policy, or with Policy.Shards the one that LineOf or Lines names.
-// Methods of a line without a policy return ErrUnknownPolicy, but for Read.
+// Methods of a line without a policy return ErrUnknownPolicy.
 func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 
 // Lines returns the names of the lines that a server should take from, with those of policies that

@@ -44,22 +44,21 @@ func (i Inspector) Policies() []string {
 // It looks through all keys of a Redis, some thousand a call.
 func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 	known, orphans := i.Policies(), map[string]int64{}
-	pattern := script.Prefix(i.limiter.Config().Prefix, "*") + "t"
-	return orphans, i.limiter.Line("").Read(ctx, func(client redis.UniversalClient, _ string) error {
-		return script.ScanAll(ctx, client, pattern, func(keys []string) error {
-			for _, key := range keys {
-				_, name, _ := strings.Cut(key, "{")
-				if policy := script.PolicyOf(strings.TrimSuffix(name, "}:t")); !slices.Contains(known, policy) {
-					n, err := client.HLen(ctx, key).Result()
-					if err != nil {
-						return err
-					}
-					orphans[policy] += n
+	c := i.limiter.Config()
+	err := script.ScanAll(ctx, c.Client, script.Prefix(c.Prefix, "*")+"t", func(keys []string) error {
+		for _, key := range keys {
+			_, name, _ := strings.Cut(key, "{")
+			if policy := script.PolicyOf(strings.TrimSuffix(name, "}:t")); !slices.Contains(known, policy) {
+				n, err := c.Client.HLen(ctx, key).Result()
+				if err != nil {
+					return err
 				}
+				orphans[policy] += n
 			}
-			return nil
-		})
+		}
+		return nil
 	})
+	return orphans, script.Classify(ctx, "", err)
 }
 
 // lines returns the names of the lines of a policy, also of a removed one, while somebody waits for it.
@@ -75,15 +74,20 @@ func (i Inspector) lines(policy string) ([]string, error) {
 // A line reads one line of a policy, in pages. For its keys see internal/script/lua/line.lua.
 type line struct {
 	*throttle.Line
-	err error // the first one: nothing is read after it
+	name   string
+	config throttle.Config
+	err    error // the first one: nothing is read after it
 }
 
-func (i Inspector) line(name string) *line { return &line{Line: i.limiter.Line(name)} }
+func (i Inspector) line(name string) *line {
+	return &line{i.limiter.Line(name), name, i.limiter.Config(), nil}
+}
 
 // try calls f, unless something has failed.
 func (l *line) try(ctx context.Context, f func(client redis.UniversalClient, prefix string) error) {
 	if l.err == nil {
-		l.err = l.Read(ctx, f)
+		err := f(l.config.Client, script.Prefix(l.config.Prefix, l.name))
+		l.err = script.Classify(ctx, script.PolicyOf(l.name), err)
 	}
 }
 

@@ -36,12 +36,14 @@ type Runner struct {
 	// Edit, if not nil, changes the text of every script: for tests.
 	Edit func(text string) string
 
-	// Called, if not nil, is called after each call of the script "decide" or "take". n counts requests, or tickets
-	// taken.
+	// Called, if not nil, is called after each call of the script "decide" or "take". n counts requests, or tickets.
 	Called func(ctx context.Context, line, script string, n int, took time.Duration, err error)
 
 	made sync.Map // *redis.Script, by name and algorithms
 }
+
+// Classify wraps an error of Redis in its kind. Package throttle, which has the kinds, sets it.
+var Classify func(ctx context.Context, policy string, err error) error
 
 // NewID returns 16 random hex digits.
 func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }

@@ -18,9 +18,8 @@ import (
 //	PREFIXsluice:{LINE}:none                  never exists; calls on a Cluster name it too
 //	PREFIXsluice:{POLICY}:[hy]:SECONDS        package usage
 //
-// LINE is the policy's name, followed by the shard if there are several: NAME/3of4.
-//
-// The other keys are described in lua/decide.lua, lua/verbs.lua, lua/line.lua and lua/line_order.lua.
+// LINE is the policy's name, followed by the shard if there are several: NAME/3of4. The other keys are described in
+// lua/decide.lua, lua/verbs.lua, lua/line.lua and lua/line_order.lua.
 //
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data, and
 // escaped: no name can collide with another or reach beyond its own key.

@@ -46,9 +46,8 @@ type Window struct {
 	List func(now time.Time) string
 }
 
-// Prepare makes a policy ready for calls, and returns it. The scripts get it as JSON: its scopes, its
-// windows as [name, kind, unit, p1 .. p4], the scope of each window, whether some window holds its
-// grants, and the share of batches.
+// Prepare makes a policy ready for calls, and returns it. The scripts get it as JSON: its scopes, its windows as [name,
+// kind, unit, p1 .. p4], the scope of each window, whether some window holds its grants, and the share of batches.
 func (r *Runner) Prepare(p *Policy) *Policy {
 	p.scripts = map[string]*redis.Script{"decide": r.script(p, "decide"), "take": r.script(p, "take")}
 	var windows []any

@@ -91,8 +91,8 @@ func (as *attempts) begin(task dispatch.Task) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()
 	now := time.Now()
-	if before := as.byTask[task.Ref]; before != nil {
-		before.releaseSlot()
+	if previous := as.byTask[task.Ref]; previous != nil {
+		previous.releaseSlot()
 	}
 	begun := &attempt{Task: task, begun: now, releaseSlot: sync.OnceFunc(as.onEnd)}
 	if task.Verdict != nil {

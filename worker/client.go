@@ -35,7 +35,7 @@ type ClientConfig struct {
 // refuses tasks that no worker could ever run. It is safe for concurrent use.
 type Client struct {
 	link
-	asking      chan struct{} // has an entry for each call of ask to the limiter
+	asking      chan struct{} // has a value for each call of ask to the limiter
 	asynqClient *asynq.Client
 	config      ClientConfig
 	gather      gatherer // of single tasks

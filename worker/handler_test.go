@@ -277,11 +277,11 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 // denial's RetryIn, and then in the line of its own policy, at the front.
 func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, earliestReset bool) {
-		own := sitetest.Policy(1, 6*time.Minute)
-		own.EarliestReset = earliestReset
+		policy := sitetest.Policy(1, 6*time.Minute)
+		policy.EarliestReset = earliestReset
 		slack := sitetest.Policy(4, 4*time.Minute)
 		slack.Name, slack.Match = "slack", nil
-		s := sitetest.NewInBubble(t, own, slack)
+		s := sitetest.NewInBubble(t, policy, slack)
 		bot := throttle.Request{Policy: "slack", Tenant: "bot", Cost: map[string]int64{"requests": 3}}
 		expect.Must(t, expect.ErrOf(s.Limiter.Reserve(t.Context(), bot)))
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
@@ -321,13 +321,13 @@ func TestADeniedJobWaitsForThePauseOfItsCall(t *testing.T) {
 			calls.Windows = append(calls.Windows, throttle.Window{Name: "rate", Limit: 100, Period: time.Second})
 			s, length := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Hour), calls), 5*time.Minute
 			held := expect.Got(s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "calls", Tenant: "acme"}))(t)
-			switch by := (throttle.Pause{Policy: "calls", Until: time.Now().Add(length)}); stop {
+			switch pause := (throttle.Pause{Policy: "calls", Until: time.Now().Add(length)}); stop {
 			case "refused":
 				expect.Must(t, expect.ErrOf(held.Reservation.Pause(t.Context(), length, "429")))
 			case "used up":
 				expect.Must(t, held.Reservation.ReportRemaining(t.Context(), throttle.Requests, 0, length))
 			default:
-				s.Limiter.SetInterventions(throttle.Interventions{At: time.Now(), Pauses: []throttle.Pause{by}})
+				s.Limiter.SetInterventions(throttle.Interventions{At: time.Now(), Pauses: []throttle.Pause{pause}})
 			}
 			s.Serve(func(ctx context.Context, task *asynq.Task) error {
 				return expect.ErrOf(worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "calls"}))

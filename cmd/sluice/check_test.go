@@ -107,7 +107,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		of     reflect.Type
+		typ    reflect.Type
 		fields map[string][2]string
 	}{
 		{reflect.TypeFor[throttle.Policy](), map[string][2]string{
@@ -153,10 +153,10 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 			"Limit": tenant("windows: {w: {limit: 2}}", "windows: {w: {limit: 3}}"),
 		}},
 	} {
-		for field := range c.of.Fields() {
+		for field := range c.typ.Fields() {
 			pair, known := c.fields[field.Name]
 			if !known {
-				t.Errorf("%s.%s: this test does not know the setting", c.of.Name(), field.Name)
+				t.Errorf("%s.%s: this test does not know the setting", c.typ.Name(), field.Name)
 				continue
 			}
 			for _, args := range [][]string{{"check", "-"}, {"check", "--json", "-"}} {
@@ -164,7 +164,7 @@ func TestCheckPrintsEverySetting(t *testing.T) {
 				for i, p := range pair {
 					printed[i] = runMain(t.Context(), "policies: ["+p+"]\n", args...).want(t, exitDone).stdout
 				}
-				that(t, printed[0] != printed[1], c.of.Name(), field.Name, args, "is the same for", pair, printed[0])
+				that(t, printed[0] != printed[1], c.typ.Name(), field.Name, args, "is the same for", pair, printed[0])
 			}
 		}
 	}

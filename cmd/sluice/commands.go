@@ -143,9 +143,9 @@ func unknownCommand(cmd *cli.Command) error {
 func flagLine(f cli.Flag) string {
 	doc := f.(cli.DocGenerationFlag)
 	name, usage := "--"+f.Names()[0], doc.GetUsage()
-	if before, rest, found := strings.Cut(usage, "`"); found {
+	if lead, rest, found := strings.Cut(usage, "`"); found {
 		placeholder, after, _ := strings.Cut(rest, "`")
-		name, usage = name+" "+placeholder, before+placeholder+after
+		name, usage = name+" "+placeholder, lead+placeholder+after
 	}
 	value := strings.Trim(cmp.Or(doc.GetDefaultText(), doc.GetValue()), `"[]`)
 	if doc.TakesValue() && value != "" && value != "0" && value != "0s" {

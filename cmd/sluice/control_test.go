@@ -180,11 +180,11 @@ func TestDropSaysWhatAsynqDoesNotKeep(t *testing.T) {
 		pipe.HSet(t.Context(), fmt.Sprint("asynq:{default}:t:old", i), "msg", "")
 	}
 	must(t, errOf(pipe.Exec(t.Context())))
-	const said = "asynq keeps 9999 archived tasks of a queue: of default it deletes 3 that are archived already, of any tenant, and 0 of these"
-	d.run(t, "drop", "api", "acme").want(t, exitDone, said)
+	const warning = "asynq keeps 9999 archived tasks of a queue: of default it deletes 3 that are archived already, of any tenant, and 0 of these"
+	d.run(t, "drop", "api", "acme").want(t, exitDone, warning)
 	got := decoded[dropReport](t, d.run(t, "drop", "--json", "api", "acme"))
 	that(t, !got.Changed && got.Count == 4 && len(got.Queues) == 1 && got.Queues[0].LostOld == 3, got)
-	d.run(t, "drop", "--yes", "--by", "anna", "--why", "they left", "api", "acme").want(t, exitDone, said)
+	d.run(t, "drop", "--yes", "--by", "anna", "--why", "they left", "api", "acme").want(t, exitDone, warning)
 	equal(t, client.ZCard(t.Context(), "asynq:{default}:archived").Val(), archiveKeeps, "asynq keeps")
 	e := d.run(t, "drop", "--delete", "api", "acme").want(t, exitDone)
 	that(t, !strings.Contains(e.stderr, "asynq keeps"), e.stderr)

@@ -45,8 +45,8 @@ func (m *Main) resumeCommand() *cli.Command {
 func (c *ControlCommand) resumeUpstream(ctx context.Context, f *fleet, logged bool) (bool, error) {
 	r := throttle.Request{Policy: c.policy, Tenant: c.tenant}
 	f.limiter.SetInterventions(throttle.Interventions{}) // a pause by operators would hide the upstream's
-	before, err := f.limiter.Peek(ctx, r)
-	if err != nil || before.Pause == nil && before.Adapted == nil {
+	current, err := f.limiter.Peek(ctx, r)
+	if err != nil || current.Pause == nil && current.Adapted == nil {
 		return false, err // a *throttle.RequestError: the scopes need a tenant, or other attributes
 	}
 	if !logged {

@@ -32,14 +32,19 @@ type ending struct {
 
 // An output is written to by a command and by what it logs meanwhile, as a file may be.
 type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
+	mu      sync.Mutex
+	text    bytes.Buffer
+	onWrite func(text string) // called with all that was written; may be nil
 }
 
 func (o *output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.text.Write(p)
+	o.text.Write(p)
+	if o.onWrite != nil {
+		o.onWrite(o.text.String())
+	}
+	return len(p), nil
 }
 
 func (o *output) String() string {

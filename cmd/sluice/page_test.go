@@ -6,28 +6,9 @@ import (
 	"net/http"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 )
-
-// firstLine keeps what is written, and tells when the first line is there.
-type firstLine struct {
-	mu   sync.Mutex
-	text strings.Builder
-	once sync.Once
-	told chan struct{}
-}
-
-func (l *firstLine) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.text.Write(p)
-	if strings.Contains(l.text.String(), "\n") {
-		l.once.Do(func() { close(l.told) })
-	}
-	return len(p), nil
-}
 
 func TestThePageIsServed(t *testing.T) {
 	t.Parallel()
@@ -37,7 +18,13 @@ func TestThePageIsServed(t *testing.T) {
 	}
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	m, line := NewMain(), &firstLine{told: make(chan struct{})}
+	told, tell := context.WithCancel(t.Context())
+	defer tell()
+	m, line := NewMain(), &output{onWrite: func(text string) {
+		if strings.Contains(text, "\n") {
+			tell()
+		}
+	}}
 	m.Stdout, m.Stderr = io.Discard, line
 	code := make(chan int)
 	go func() {
@@ -47,11 +34,11 @@ func TestThePageIsServed(t *testing.T) {
 		})
 	}()
 	select {
-	case <-line.told:
+	case <-told.Done():
 	case <-time.After(time.Minute):
 		t.Fatal("it does not tell where the page is")
 	}
-	url := regexp.MustCompile(`http://\S+`).FindString(line.text.String())
+	url := regexp.MustCompile(`http://\S+`).FindString(line.String())
 	resp := valueOf(http.Get(url + "?policy=api"))(t)
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)

@@ -94,8 +94,8 @@ func TestRedisIsReachedByTLS(t *testing.T) {
 	newSentinel(t, one, append(secure(portOf(sentinel)), "--tls-replication", "yes")...)
 
 	authority := []string{"--redis-ca", certs.ca}
-	own := []string{"--redis-cert", certs.client, "--redis-key", certs.clientKey}
-	both := slices.Concat(authority, own)
+	identity := []string{"--redis-cert", certs.client, "--redis-key", certs.clientKey}
+	both := slices.Concat(authority, identity)
 	for _, c := range []struct {
 		name, url string
 		args      []string
@@ -106,9 +106,9 @@ func TestRedisIsReachedByTLS(t *testing.T) {
 		{"a cluster", "rediss-cluster://" + node, both, "", cluster},
 		{"a sentinel", "rediss-sentinel://" + sentinel + "?master=mymaster", both, "", admin},
 		{"a server as a cluster", "rediss-cluster://" + one, both, "cluster support disabled", nil},
-		{"an unknown authority", "rediss://" + one, own, "certificate signed by unknown authority", nil},
-		{"an unknown authority, cluster", "rediss-cluster://" + node, own, "certificate signed by unknown authority", nil},
-		{"an unknown authority, sentinel", "rediss-sentinel://" + sentinel + "?master=mymaster", own,
+		{"an unknown authority", "rediss://" + one, identity, "certificate signed by unknown authority", nil},
+		{"an unknown authority, cluster", "rediss-cluster://" + node, identity, "certificate signed by unknown authority", nil},
+		{"an unknown authority, sentinel", "rediss-sentinel://" + sentinel + "?master=mymaster", identity,
 			"certificate signed by unknown authority", nil},
 		{"another name", "rediss://localhost:" + portOf(one), both, "certificate is not valid for any names", nil},
 		{"no client certificate", "rediss://" + one, authority, "certificate required", nil},
@@ -236,15 +236,15 @@ func newCerts(t *testing.T) certs {
 		return path
 	}
 	serial := int64(0)
-	sign := func(name string, template, parent *x509.Certificate, by *ecdsa.PrivateKey) (cert, keyFile string, key *ecdsa.PrivateKey) {
+	sign := func(name string, template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (cert, keyFile string, key *ecdsa.PrivateKey) {
 		key = valueOf(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-		if by == nil {
-			by = key
+		if signer == nil {
+			signer = key
 		}
 		serial++
 		template.SerialNumber, template.Subject = big.NewInt(serial), pkix.Name{CommonName: name}
 		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
-		der := valueOf(x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by))(t)
+		der := valueOf(x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer))(t)
 		keyDER := valueOf(x509.MarshalPKCS8PrivateKey(key))(t)
 		return write(name+".crt", "CERTIFICATE", der), write(name+".key", "PRIVATE KEY", keyDER), key
 	}

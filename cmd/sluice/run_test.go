@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -144,14 +143,12 @@ func TestRunEndsWhenResultsCannotBeWritten(t *testing.T) {
 	r := newRemote(t)
 	d := newWorkspace(t, roomy, "")
 	var stderr strings.Builder
-	m := &Main{Env: noEnv, Stdin: strings.NewReader(manyJobs(3, r.URL, "")), Stdout: full{}, Stderr: &stderr}
+	reader, disk := io.Pipe()
+	reader.CloseWithError(errors.New("disk is full"))
+	m := &Main{Env: noEnv, Stdin: strings.NewReader(manyJobs(3, r.URL, "")), Stdout: disk, Stderr: &stderr}
 	equal(t, m.Run(t.Context(), []string{"run", "--jobs", "-", "--policies", d.path("policies.yml")}), exitFailed)
 	contains(t, stderr.String(), "sluice: writing a result: disk is full\n")
 }
-
-type full struct{}
-
-func (full) Write([]byte) (int, error) { return 0, errors.New("disk is full") }
 
 // What failed runs again if that is asked for, and nothing else does.
 func TestRunRetriesFailed(t *testing.T) {
@@ -207,23 +204,13 @@ func TestRunWaitsToBeAlone(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	told := &interrupter{cancel: cancel, on: "waiting until it is known to be gone"}
+	told := &output{onWrite: func(text string) {
+		if strings.Contains(text, "waiting until it is known to be gone") {
+			cancel()
+		}
+	}}
 	code := (&Main{Env: noEnv, Stdout: io.Discard, Stderr: told}).Run(ctx, args)
 	close(answer)
 	first.Wait()
 	that(t, code == exitInterrupted && r.total() == 1, code, r.total(), told.String())
-}
-
-// An interrupter is a stderr that cancels when it is told something.
-type interrupter struct {
-	bytes.Buffer
-	cancel context.CancelFunc
-	on     string
-}
-
-func (i *interrupter) Write(b []byte) (int, error) {
-	if bytes.Contains(b, []byte(i.on)) {
-		i.cancel()
-	}
-	return i.Buffer.Write(b)
 }

@@ -127,7 +127,7 @@ func overrideOf(all *[]throttle.TenantOverride, policy, tenant string, inForce t
 }
 
 // cutLast cuts at the last equals sign, as names of tenants may hold others.
-func cutLast(s string) (before, after string, found bool) {
+func cutLast(s string) (key, value string, found bool) {
 	i := strings.LastIndexByte(s, '=')
 	if i < 0 {
 		return s, "", false

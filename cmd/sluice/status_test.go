@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -66,8 +67,8 @@ func (d liveWorkspace) look(args ...string) ending {
 }
 
 func (d liveWorkspace) run(t *testing.T, command string, args ...string) ending {
-	own := []string{command, "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}
-	return runMain(t.Context(), "", append(own, args...)...)
+	flags := []string{command, "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}
+	return runMain(t.Context(), "", append(flags, args...)...)
 }
 
 func TestStatusShowsWhoWaits(t *testing.T) {
@@ -103,8 +104,8 @@ func TestSimulateSaysWhenTheBacklogIsDone(t *testing.T) {
 		d.reserves(t, "acme", fmt.Sprint("w", i))
 	}
 	text := d.run(t, "simulate", "--limit", "own@acme=2", "--limit", "shared=100").want(t, exitDone).stdout
-	said := regexp.MustCompile(`policy api: 3 tickets waiting, all started in (3h|2h59m) now, in (1h|59m\d+s) then`) // some seconds later
-	that(t, said.MatchString(text), text)
+	pattern := regexp.MustCompile(`policy api: 3 tickets waiting, all started in (3h|2h59m) now, in (1h|59m\d+s) then`) // some seconds later
+	that(t, pattern.MatchString(text), text)
 	got := decoded[simulated](t, d.run(t, "simulate", "--limit", "own=4", "--limit", "shared=4", "--weight", "acme=2", "--json"))
 	equal(t, got.Now.Expected.Sub(got.Now.At).Round(time.Minute), 3*time.Hour)
 	that(t, got.If.Expected.Equal(got.If.At), got.If)
@@ -170,36 +171,29 @@ func TestStatusIsShownLive(t *testing.T) {
 	on := []string{"--redis", "redis://" + server.Addr()}
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	out, failures := &lineCounter{atThird: interrupt}, &lineCounter{atThird: func() {}}
-	out.atFirst = func() {
-		pause := []string{"pause", "api", "--for", "1h", "--by", "alice", "--why", "the API moves"}
-		runMain(ctx, "", append(pause, on...)...).want(t, exitDone)
-		server.Close()
-	}
-	failures.atFirst = func() { must(t, server.Restart()) }
+	lines, errorLines := 0, 0
+	out := &output{onWrite: func(text string) {
+		switch lines = strings.Count(text, "\n"); lines {
+		case 1:
+			pause := []string{"pause", "api", "--for", "1h", "--by", "alice", "--why", "the API moves"}
+			runMain(ctx, "", append(pause, on...)...).want(t, exitDone)
+			server.Close()
+		case 3:
+			interrupt()
+		}
+	}}
+	failures := &output{onWrite: func(text string) {
+		if errorLines = strings.Count(text, "\n"); errorLines == 1 {
+			must(t, server.Restart())
+		}
+	}}
 	m := NewMain()
 	m.Stdout, m.Stderr = out, failures
 	watch := []string{"status", "--watch", "--every", "100ms", "--json", "--policies", d.path("policies.yml")}
 	code := m.Run(ctx, append(watch, on...))
-	that(t, code == exitDone && out.n >= 3 && failures.n > 0, "exit code", code, "after", out.n, "lines", failures.last)
-	contains(t, out.last, `"cause":"the API moves"`, "it knows nothing of an operator's pause since")
-}
-
-type lineCounter struct {
-	n                int
-	last             string
-	atFirst, atThird func()
-}
-
-func (c *lineCounter) Write(p []byte) (int, error) {
-	c.last = string(p)
-	switch c.n += bytes.Count(p, []byte{'\n'}); c.n {
-	case 1:
-		c.atFirst()
-	case 3:
-		c.atThird()
-	}
-	return len(p), nil
+	that(t, code == exitDone && lines >= 3 && errorLines > 0, "exit code", code, "after", lines, "lines", failures.String())
+	last := slices.Collect(strings.Lines(out.String()))[lines-1]
+	contains(t, last, `"cause":"the API moves"`, "it knows nothing of an operator's pause since")
 }
 
 // wantLines fails unless the output has all of these lines.
@@ -228,11 +222,11 @@ func TestProcessesAreToldApartByWhatTheyRun(t *testing.T) {
 	must(t, errOf(store.Publish(t.Context(), published, 0, control.Author{Who: "ada", Why: "test"})))
 	follow("w-1", false)
 	follow("w\x1b2", false)
-	own := log.Len()
+	size := log.Len()
 	follow("w-3", true)
 	_, digest, _ := strings.Cut(log.String(), " own=")
 	digest, _, _ = strings.Cut(digest, " ")
-	for i, text := range []string{log.String()[:own], log.String()[own:]} {
+	for i, text := range []string{log.String()[:size], log.String()[size:]} {
 		want := []string{`keeps its own"=false`, `keeps its own"=true`}[i]
 		that(t, strings.Contains(text, "level=WARN") && strings.Contains(text, "own="+digest+" published=1 \""+want) &&
 			strings.Contains(text, `differs="api/shared 2/h -> 3/h"`), text)

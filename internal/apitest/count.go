@@ -40,16 +40,16 @@ func changingCount(period time.Duration, limit func(at time.Duration) int) Count
 // as if the calls of the older one had come evenly. It counts refused calls too. Source:
 // Cloudflare, "How we built rate limiting capable of scaling to millions of domains", 2017.
 func EstimatedCount(limit int, period time.Duration) Count {
-	bucket, before, now := time.Duration(-1), 0, 0
+	bucket, previous, now := time.Duration(-1), 0, 0
 	return func(at time.Duration) bool {
 		if b := at / period; b != bucket {
-			if before = 0; b == bucket+1 {
-				before = now
+			if previous = 0; b == bucket+1 {
+				previous = now
 			}
 			bucket, now = b, 0
 		}
 		rest := 1 - float64(at%period)/float64(period)
-		estimate := float64(before)*rest + float64(now)
+		estimate := float64(previous)*rest + float64(now)
 		now++
 		return estimate < float64(limit)
 	}

@@ -42,14 +42,14 @@ func IsScript(cmd redis.Cmder) bool {
 type Conn interface{ MakeRedisClient() any }
 
 // With returns conn with the hook in every client that it makes.
-func With(conn Conn, hook redis.Hook) Conn { return with{conn, hook} }
+func With(conn Conn, hook redis.Hook) Conn { return hookedConn{conn, hook} }
 
-type with struct {
+type hookedConn struct {
 	Conn
 	hook redis.Hook
 }
 
-func (w with) MakeRedisClient() any {
+func (w hookedConn) MakeRedisClient() any {
 	made := w.Conn.MakeRedisClient()
 	made.(redis.UniversalClient).AddHook(w.hook)
 	return made

@@ -61,11 +61,11 @@ func StartRedis(dir string, args ...string) (*Process, error) {
 
 // startIn is StartRedis in a new directory of that name.
 func startIn(dir, name string, args ...string) (*Process, error) {
-	own := filepath.Join(dir, name)
-	if err := os.Mkdir(own, 0o700); err != nil {
+	path := filepath.Join(dir, name)
+	if err := os.Mkdir(path, 0o700); err != nil {
 		return nil, err
 	}
-	return StartRedis(own, args...)
+	return StartRedis(path, args...)
 }
 
 func addrsOf(processes []*Process) []string {

@@ -63,16 +63,16 @@ func (s *Sentinels) start(dir string, replicas int, args []string) error {
 	}
 	host, port, _ := strings.Cut(s.Redis[0].Addr, ":")
 	for i := range 3 {
-		own := filepath.Join(dir, fmt.Sprint("sentinel", i))
-		if err := os.Mkdir(own, 0o700); err != nil {
+		path := filepath.Join(dir, fmt.Sprint("sentinel", i))
+		if err := os.Mkdir(path, 0o700); err != nil {
 			return err
 		}
-		config := filepath.Join(own, "sentinel.conf") // which the sentinel writes to
+		config := filepath.Join(path, "sentinel.conf") // which the sentinel writes to
 		text := strings.NewReplacer("NAME", MasterName, "HOST", host, "PORT", port).Replace(sentinelConfig)
 		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 			return err
 		}
-		p, err := startServer(own, config, "--sentinel")
+		p, err := startServer(path, config, "--sentinel")
 		if err != nil {
 			return err
 		}

@@ -18,8 +18,8 @@ const (
 	minute = time.Minute
 )
 
-// The stories that scripts/drill records, and what has to fire.
-var stories = map[string][]expected{
+// The scenarios that scripts/drill records, and what has to fire.
+var scenarios = map[string][]expected{
 	"drill":    nil, // see steps
 	"starving": {{`SluiceTenantStarves{job="workers", policy="api"}`, 90 * s, 320 * s}},
 	"backlog":  {{`SluiceBacklogStands{job="workers", policy="api"}`, 2 * minute, 6 * minute}},
@@ -140,11 +140,11 @@ func TestPoliciesThatWereNeverUsableAreTold(t *testing.T) {
 // Each alert fires within two minutes when it is meant to, whenever Prometheus scrapes, and only then.
 func TestAlertsFireWhenTheyAreMeantTo(t *testing.T) {
 	t.Parallel()
-	for story, want := range stories {
-		all := load(t, "testdata/"+story+".gz")
+	for scenario, want := range scenarios {
+		all := load(t, "testdata/"+scenario+".gz")
 		want = append(want, all.alerts()...)
 		for _, phase := range []time.Duration{0, 5 * s, 10 * s} {
-			t.Run(fmt.Sprint(story, "/", phase), func(t *testing.T) {
+			t.Run(fmt.Sprint(scenario, "/", phase), func(t *testing.T) {
 				t.Parallel()
 				kept := all.every(15*s, phase)
 				got := fired(t, rules(t), kept)

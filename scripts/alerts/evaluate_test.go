@@ -61,7 +61,7 @@ type scrape struct {
 	series   map[string]float64 // by `name{labels}`
 }
 
-// A recording is all scrapes of a story, in order.
+// A recording is all scrapes of a scenario, in order.
 type recording []scrape
 
 func load(t *testing.T, path string) (r recording) {

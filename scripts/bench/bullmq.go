@@ -28,10 +28,10 @@ func caseBullMQ(ctx context.Context, o scenarioOptions) []figure {
 		return nil
 	}
 	c := crew{slots: 32}
-	s, _ := newDrainSite(ctx, o, c)
+	s, _ := newDrainTestbed(ctx, o, c)
 	return medians(o.rounds, func(int) (figures []figure) {
 		for _, r := range []rate{{1_000_000, time.Second}, {2000, time.Second}} {
-			n := 2000 * (1 + o.of(3, 20))
+			n := 2000 * (1 + o.size(3, 20))
 			plain := s.drainPlain(ctx, c, tasks(n, 10))
 			starts, cpu := s.drainBullMQ(ctx, dir, n, r.limit)
 			name := fmt.Sprintf("at most %d a second: ", r.limit)
@@ -45,7 +45,7 @@ func caseBullMQ(ctx context.Context, o scenarioOptions) []figure {
 }
 
 // drainBullMQ returns when the jobs started, and the CPU of Redis in microseconds a job.
-func (s *site) drainBullMQ(ctx context.Context, dir string, jobs, limit int) (starts []start, cpu float64) {
+func (s *testbed) drainBullMQ(ctx context.Context, dir string, jobs, limit int) (starts []start, cpu float64) {
 	s.clear(ctx)
 	_, port, _ := strings.Cut(s.addr(), ":")
 	node := exec.CommandContext(ctx, "node", "bullmq.mjs", port, fmt.Sprint(jobs), fmt.Sprint(limit))

@@ -24,8 +24,8 @@ type callLog struct {
 	calls []scriptCall
 }
 
-// of returns the calls of one script, or of all scripts for "", in the order of sending.
-func (l *callLog) of(sha string) []scriptCall {
+// callsOf returns the calls of one script, or of all scripts for "", in the order of sending.
+func (l *callLog) callsOf(sha string) []scriptCall {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	calls := slices.DeleteFunc(slices.Clone(l.calls), func(c scriptCall) bool { return sha != "" && c.sha != sha })

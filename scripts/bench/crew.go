@@ -127,7 +127,7 @@ const turns = 20
 
 // inTurns has sides act in turn, in short slices, so that a disturbance of the machine hits all of
 // them. A side does a part of its things in each slice, and returns how many.
-func (s *site) inTurns(ctx context.Context, sides ...func() int) []cost {
+func (s *testbed) inTurns(ctx context.Context, sides ...func() int) []cost {
 	n, took, cpu := make([]int, len(sides)), make([]time.Duration, len(sides)), make([]float64, len(sides))
 	for range turns {
 		for i, act := range sides {

@@ -61,12 +61,12 @@ func tasks(n, tenants int, opts ...asynq.Option) []*asynq.Task {
 
 // caseEnqueue: our client against asynq's, one task a call.
 func caseEnqueue(ctx context.Context, o scenarioOptions) []figure {
-	return compareEnqueue(ctx, o, o.of(6_000, 40_000), oneByOne[*worker.Client], 0.30, 3.3)
+	return compareEnqueue(ctx, o, o.size(6_000, 40_000), oneByOne[*worker.Client], 0.30, 3.3)
 }
 
 // caseEnqueueBulk: our client with hundreds of tasks a call, against asynq's.
 func caseEnqueueBulk(ctx context.Context, o scenarioOptions) []figure {
-	return compareEnqueue(ctx, o, turns*enqueuers*bulkSize/o.of(8, 1), inBulk, 0.60, 2.0)
+	return compareEnqueue(ctx, o, turns*enqueuers*bulkSize/o.size(8, 1), inBulk, 0.60, 2.0)
 }
 
 // compareEnqueue compares put, by our client, with asynq's client, which enqueues one task a call.
@@ -74,7 +74,7 @@ func compareEnqueue(
 	ctx context.Context, o scenarioOptions, n int,
 	put func(context.Context, *worker.Client, []*asynq.Task), throughput, cpu float64,
 ) []figure {
-	s := newSite(o)
+	s := newTestbed(o)
 	s.learnIdle(ctx, nil)
 	return medians(o.rounds, func(round int) []figure {
 		var costs []cost

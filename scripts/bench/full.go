@@ -22,7 +22,7 @@ const (
 // caseFull: single calls to sliding windows that calls fill, in slices of time: each window has a third of it.
 // All grant as many calls a second, so they differ only in size.
 func caseFull(ctx context.Context, o scenarioOptions) []figure {
-	s := newReserveSite(ctx, o, 1)
+	s := newReserveTestbed(ctx, o, 1)
 	limits := []int{20, 1_000, 100_000}
 	sides, granted := s.fullWindows(ctx, limits)
 	return medians(o.rounds, func(round int) []figure {
@@ -43,8 +43,8 @@ func caseFull(ctx context.Context, o scenarioOptions) []figure {
 // fullWindows returns sides that call windows of these limits one call after the other, without a
 // pause, and how many calls each was granted. A call to a large window costs more units. Small
 // windows are spread over several tenants.
-func (s *reserveSite) fullWindows(ctx context.Context, limits []int) (sides []func() int, granted []int) {
-	slice := time.Duration(s.o.of(50, 150)) * time.Millisecond
+func (s *reserveTestbed) fullWindows(ctx context.Context, limits []int) (sides []func() int, granted []int) {
+	slice := time.Duration(s.o.size(50, 150)) * time.Millisecond
 	granted = make([]int, len(limits))
 	for i, limit := range limits {
 		window := throttle.Window{Name: "full", Limit: int64(limit), Period: fullPeriod}
@@ -77,12 +77,12 @@ func fillWindows(sides []func() int) {
 // caseSlots: handler slots bind, and no limit does. One tenant's backlog came first.
 func caseSlots(ctx context.Context, o scenarioOptions) []figure {
 	const others, each = 9, 100
-	s := newSite(o)
+	s := newTestbed(o)
 	policy := unbound()
 	c := crew{policy: &policy, slots: 32, work: 5 * time.Millisecond}
 	return medians(o.rounds, func(int) []figure {
 		var all []*asynq.Task
-		for range o.of(2_000, 10_000) {
+		for range o.size(2_000, 10_000) {
 			all = append(all, worker.NewTask(worker.Identity{Tenant: "bulk"}, "call", nil))
 		}
 		all = append(all, tasks(others*each, others)...)

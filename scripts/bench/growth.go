@@ -69,7 +69,7 @@ func growths() []grower {
 }
 
 // inRounds measures sides in turn, and returns the Redis CPU of each as a ratio to the first one's.
-func (s *site) inRounds(ctx context.Context, xs []int, sides []func() int) []point {
+func (s *testbed) inRounds(ctx context.Context, xs []int, sides []func() int) []point {
 	figures := medians(s.o.rounds, func(round int) []figure {
 		costs := s.inTurns(ctx, sides...)
 		s.o.say("round %d of %d: %v: %v", round+1, s.o.rounds, xs, costs)
@@ -91,8 +91,8 @@ func growDecisions(
 	ctx context.Context, o scenarioOptions,
 	xs []int, tenants func(x int) int, windows func(x int) []throttle.Window,
 ) []point {
-	s := newReserveSite(ctx, o, 1)
-	each := o.of(2_000, 10_000) / turns
+	s := newReserveTestbed(ctx, o, 1)
+	each := o.size(2_000, 10_000) / turns
 	var sides []func() int
 	for _, x := range xs {
 		take := ourReserve(s.askers, fmt.Sprint("growth-", x), windows(x)...)
@@ -129,7 +129,7 @@ func growTenants(ctx context.Context, o scenarioOptions) []point {
 }
 
 func growLimit(ctx context.Context, o scenarioOptions) []point {
-	s := newReserveSite(ctx, o, 1)
+	s := newReserveTestbed(ctx, o, 1)
 	xs := []int{20, 100, 1_000, 10_000, 100_000}
 	sides, _ := s.fullWindows(ctx, xs)
 	fillWindows(sides)
@@ -137,7 +137,7 @@ func growLimit(ctx context.Context, o scenarioOptions) []point {
 }
 
 func growWaiting(ctx context.Context, o scenarioOptions) []point {
-	s := newSite(o)
+	s := newTestbed(o)
 	s.learnIdle(ctx, nil)
 	xs := []int{100, 1_000, 10_000, 100_000}
 	if o.full {
@@ -160,7 +160,7 @@ func growWaiting(ctx context.Context, o scenarioOptions) []point {
 }
 
 func growServers(ctx context.Context, o scenarioOptions) []point {
-	s := newSite(o)
+	s := newTestbed(o)
 	take := takeScript(ctx, s.addr())
 	xs := []int{1, 3, 10}
 	if o.full {

@@ -18,10 +18,10 @@ func twenty() throttle.Policy {
 
 // caseIdleSystem: one task now and then that fits at once, at default settings.
 func caseIdleSystem(ctx context.Context, o scenarioOptions) []figure {
-	s := newSite(o)
+	s := newTestbed(o)
 	return medians(o.rounds, func(int) []figure {
 		s.clear(ctx)
-		n := o.of(15, 60)
+		n := o.size(15, 60)
 		enqueued := make(map[string]time.Time, n)
 		j := newJournal(n)
 		policy := twenty()
@@ -53,13 +53,13 @@ func caseIdleSystem(ctx context.Context, o scenarioOptions) []figure {
 // Both run at the same time, each on a Redis of its own.
 func caseIdleServer(ctx context.Context, o scenarioOptions) []figure {
 	const settle = 7 * time.Second // until all that the task has left behind is over
-	watch := time.Duration(o.of(15, 60)) * time.Second
+	watch := time.Duration(o.size(15, 60)) * time.Second
 	policy := twenty()
 	crews := []crew{{}, {policy: &policy}} // nothing set at all
-	sites := make([]*site, len(crews))
+	testbeds := make([]*testbed, len(crews))
 	for i, c := range crews {
-		s := newSite(o)
-		sites[i] = s
+		s := newTestbed(o)
+		testbeds[i] = s
 		j := newJournal(1)
 		var shift shift
 		o.atEnd(shift.end)
@@ -70,7 +70,7 @@ func caseIdleServer(ctx context.Context, o scenarioOptions) []figure {
 	time.Sleep(settle)
 	return medians(o.rounds, func(round int) []figure {
 		var each [2]float64
-		inParallel(2, 2, func(i int) { each[i] = sites[i].commandsASecond(ctx, watch) })
+		inParallel(2, 2, func(i int) { each[i] = testbeds[i].commandsASecond(ctx, watch) })
 		o.say("round %d of %d: plain %.1f commands a second, ours %.1f", round+1, o.rounds, each[0], each[1])
 		return []figure{
 			{Name: "Redis commands a second, beside plain asynq's", Value: each[1] / each[0], AtMost: new(1.5)},
@@ -81,7 +81,7 @@ func caseIdleServer(ctx context.Context, o scenarioOptions) []figure {
 }
 
 // commandsASecond is with those inside scripts, without our own.
-func (s *site) commandsASecond(ctx context.Context, watch time.Duration) float64 {
+func (s *testbed) commandsASecond(ctx context.Context, watch time.Duration) float64 {
 	begin := time.Now()
 	check(s.control.ConfigResetStat(ctx).Err())
 	select {

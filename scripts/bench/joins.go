@@ -18,7 +18,7 @@ type joins struct {
 	asynqID string
 }
 
-func (s *site) newJoins(policies ...throttle.Policy) *joins {
+func (s *testbed) newJoins(policies ...throttle.Policy) *joins {
 	client := redis.NewClient(&redis.Options{Addr: s.addr(), PoolSize: enqueuers})
 	s.o.atEnd(func() { client.Close() })
 	limiter := must(throttle.New(throttle.Config{Client: client, Policies: policies}))
@@ -33,7 +33,7 @@ func (j *joins) many(ctx context.Context, policy string, n int) {
 }
 
 // fill joins tickets and says how many wait. It returns the CPU of Redis in microseconds.
-func (s *site) fill(ctx context.Context, j *joins, policy string, n int) (cpu float64) {
+func (s *testbed) fill(ctx context.Context, j *joins, policy string, n int) (cpu float64) {
 	const step = 50_000
 	for from := 0; from < n; from += step {
 		s.o.say("%d of %d wait", from, n)
@@ -59,8 +59,8 @@ func (j *joins) join(ctx context.Context, policy string, n int) {
 			Ticket: throttle.Ticket{Queue: j.asynqID + "/default", ID: taskID()},
 		}
 	}
-	for _, place := range must(j.limiter.Line(policy).Join(ctx, requests)) {
-		check(place.Err)
+	for _, decision := range must(j.limiter.Line(policy).Join(ctx, requests)) {
+		check(decision.Err)
 	}
 }
 
@@ -82,7 +82,7 @@ func takeScript(ctx context.Context, addr string) string {
 	calls := &callLog{}
 	client.AddHook(calls)
 	must(limiter.Line("probe").Take(ctx, throttle.TakeOptions{Queues: map[string]int{"nobody": 1}}))
-	all := calls.of("")
+	all := calls.callsOf("")
 	if len(all) == 0 {
 		fail("a take called no script")
 	}

@@ -67,7 +67,7 @@ func (j *journal) await(ctx context.Context, say func(string, ...any)) {
 	const stalled = 30 * time.Second
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
-	before, changed := -1, time.Now()
+	previous, changed := -1, time.Now()
 	for {
 		select {
 		case <-j.done:
@@ -79,8 +79,8 @@ func (j *journal) await(ctx context.Context, say func(string, ...any)) {
 			started := len(j.started)
 			j.mu.Unlock()
 			say("%d of %d tasks have started", started, j.expected)
-			if started != before {
-				before, changed = started, now
+			if started != previous {
+				previous, changed = started, now
 			} else if now.Sub(changed) > stalled {
 				fail("no task has started for %v: %d of %d have", stalled, started, j.expected)
 			}

@@ -7,7 +7,7 @@ import (
 
 // caseKeys: the keys that each grant adds to those that exist in any case.
 func caseKeys(ctx context.Context, o scenarioOptions) []figure {
-	s := newReserveSite(ctx, o, 16)
+	s := newReserveTestbed(ctx, o, 16)
 	reserve := ourReserve(s.askers, "bench", twoExact()...)
 	c := crew{policy: new(unbound()), slots: 32}
 	const few, many = 200, 1200
@@ -24,17 +24,17 @@ func caseKeys(ctx context.Context, o scenarioOptions) []figure {
 		{"task of a plain client", func(n int) { s.drainPlain(ctx, c, tasks(n, 10)) }},
 	} {
 		way.grant(few)
-		before := s.ourKeys(ctx)
+		fewKeys := s.ourKeys(ctx)
 		way.grant(many)
-		after := s.ourKeys(ctx)
-		o.say("%s: %d keys after %d grants, %d after %d", way.name, before, few, after, many)
+		manyKeys := s.ourKeys(ctx)
+		o.say("%s: %d keys after %d grants, %d after %d", way.name, fewKeys, few, manyKeys, many)
 		figures = append(figures, figure{
-			Name: "keys a grant, " + way.name, Value: max(0, float64(after-before)/(many-few)), AtMost: new(0.)})
+			Name: "keys a grant, " + way.name, Value: max(0, float64(manyKeys-fewKeys)/(many-few)), AtMost: new(0.)})
 	}
 	return figures
 }
 
 // ourKeys returns how many keys in Redis are ours.
-func (s *site) ourKeys(ctx context.Context) int {
+func (s *testbed) ourKeys(ctx context.Context) int {
 	return len(must(s.control.Keys(ctx, "*sluice*").Result()))
 }

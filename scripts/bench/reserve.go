@@ -51,8 +51,8 @@ func rateReserve(client redis.UniversalClient) reserveFunc {
 // caseReserve: two exact windows by many goroutines, against one call of redis_rate.
 func caseReserve(ctx context.Context, o scenarioOptions) []figure {
 	const goroutines = 64
-	s := newReserveSite(ctx, o, goroutines)
-	n := o.of(10_000, 80_000)
+	s := newReserveTestbed(ctx, o, goroutines)
+	n := o.size(10_000, 80_000)
 	return medians(o.rounds, func(round int) []figure {
 		var all []figure
 		for _, c := range []struct {
@@ -74,9 +74,9 @@ func caseReserve(ctx context.Context, o scenarioOptions) []figure {
 
 // caseReserveOne: the same by one goroutine, which waits for each answer.
 func caseReserveOne(ctx context.Context, o scenarioOptions) []figure {
-	s := newReserveSite(ctx, o, 1)
+	s := newReserveTestbed(ctx, o, 1)
 	return medians(o.rounds, func(round int) []figure {
-		costs := s.besideRate(ctx, o.of(2_000, 10_000), 10, 1)
+		costs := s.besideRate(ctx, o.size(2_000, 10_000), 10, 1)
 		o.say("round %d of %d: redis_rate %v; ours %v", round+1, o.rounds, costs[0], costs[1])
 		return []figure{
 			{Name: "time a call, beside redis_rate's", Value: costs[1].each / costs[0].each, AtMost: new(1.2)},
@@ -86,7 +86,7 @@ func caseReserveOne(ctx context.Context, o scenarioOptions) []figure {
 }
 
 // besideRate returns the costs of redis_rate, and of two exact windows of ours.
-func (s *reserveSite) besideRate(ctx context.Context, n, tenants, goroutines int) []cost {
+func (s *reserveTestbed) besideRate(ctx context.Context, n, tenants, goroutines int) []cost {
 	ours := ourReserve(s.askers, "bench", twoExact()...)
 	return s.compare(ctx, n, tenants, goroutines, rateReserve(s.askers), ours)
 }
@@ -104,13 +104,13 @@ func caseShapes(ctx context.Context, o scenarioOptions) []figure {
 			window("day", 24*time.Hour), window("week", 7*24*time.Hour),
 		},
 	}
-	s := newReserveSite(ctx, o, 1)
+	s := newReserveTestbed(ctx, o, 1)
 	var takes []reserveFunc
 	for i, windows := range shapes {
 		takes = append(takes, ourReserve(s.askers, fmt.Sprint("shape-", i), windows...))
 	}
 	return medians(o.rounds, func(round int) []figure {
-		costs := s.compare(ctx, o.of(2_000, 8_000), 100, 1, takes...)
+		costs := s.compare(ctx, o.size(2_000, 8_000), 100, 1, takes...)
 		two, scopes, five := costs[0], costs[1], costs[2]
 		o.say("round %d of %d: two windows %v; two scopes %v; five windows %v", round+1, o.rounds, two, scopes, five)
 		const cpu = ": Redis CPU a decision, beside two windows in one scope"
@@ -121,22 +121,22 @@ func caseShapes(ctx context.Context, o scenarioOptions) []figure {
 	})
 }
 
-// A reserveSite is a site with connections for goroutines that reserve.
-type reserveSite struct {
-	*site
+// A reserveTestbed is a testbed with connections for goroutines that reserve.
+type reserveTestbed struct {
+	*testbed
 	askers *redis.Client
 }
 
-func newReserveSite(ctx context.Context, o scenarioOptions, connections int) *reserveSite {
-	s := newSite(o)
+func newReserveTestbed(ctx context.Context, o scenarioOptions, connections int) *reserveTestbed {
+	s := newTestbed(o)
 	s.learnIdle(ctx, nil)
 	askers := redis.NewClient(&redis.Options{Addr: s.addr(), PoolSize: connections})
 	o.atEnd(func() { askers.Close() })
-	return &reserveSite{s, askers}
+	return &reserveTestbed{s, askers}
 }
 
 // compare calls each limiter n times, for tenants in turn. All calls must be granted.
-func (s *reserveSite) compare(ctx context.Context, n, tenants, goroutines int, takes ...reserveFunc) []cost {
+func (s *reserveTestbed) compare(ctx context.Context, n, tenants, goroutines int, takes ...reserveFunc) []cost {
 	s.clear(ctx)
 	var sides []func() int
 	for _, take := range takes {
@@ -162,7 +162,7 @@ func (s *reserveSite) compare(ctx context.Context, n, tenants, goroutines int, t
 func caseReset(ctx context.Context, o scenarioOptions) []figure {
 	policy := policyOf(shared("shared", 20, 2300*time.Millisecond)) // resets are rarely on a whole second
 	policy.EarliestReset = true
-	s := newSite(o)
+	s := newTestbed(o)
 	return medians(o.rounds, func(int) []figure {
 		var mu sync.Mutex
 		resets := map[string]time.Time{} // as the last denial of a task said
@@ -171,7 +171,7 @@ func caseReset(ctx context.Context, o scenarioOptions) []figure {
 			defer mu.Unlock()
 			resets[id] = d.At.Add(d.EarliestReset())
 		}}
-		ours := s.drainOurs(ctx, c, tasks(o.of(60, 200), 10))
+		ours := s.drainOurs(ctx, c, tasks(o.size(60, 200), 10))
 		var late []time.Duration
 		for _, s := range ours.starts {
 			if reset, denied := resets[s.id]; denied {

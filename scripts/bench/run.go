@@ -20,8 +20,8 @@ func caseRun(
 	return func(ctx context.Context, o scenarioOptions) []figure {
 		policy := unbound()
 		c := crew{policy: &policy, slots: slots, work: work}
-		s, take := newDrainSite(ctx, o, c)
-		n := o.of(n/10, n)
+		s, take := newDrainTestbed(ctx, o, c)
+		n := o.size(n/10, n)
 		return medians(o.rounds, func(round int) []figure {
 			plain := s.drainPlain(ctx, c.plain(), tasks(n, tenants, opts...))
 			ours := s.drainOurs(ctx, c, tasks(n, tenants, opts...))
@@ -47,8 +47,8 @@ func caseRate(limit int, utilization float64, barred bool) runFunc {
 			shared("shared", int64(limit), r.period),
 			throttle.Window{Name: "tenant", Limit: int64(2 * limit / tenants), Period: r.period}) // twice a fair share
 		c := crew{policy: &policy, slots: 32}
-		s, take := newDrainSite(ctx, o, c)
-		n := limit * (1 + o.of(3, 20))
+		s, take := newDrainTestbed(ctx, o, c)
+		n := limit * (1 + o.size(3, 20))
 		return medians(o.rounds, func(round int) []figure {
 			paced := c.plain()
 			paced.work = time.Second * time.Duration(c.slots) / time.Duration(limit)
@@ -77,8 +77,8 @@ func caseRate(limit int, utilization float64, barred bool) runFunc {
 func caseQueues(ctx context.Context, o scenarioOptions) []figure {
 	policy := policyOf(shared("shared", 2000, time.Second), throttle.Window{Name: "tenant", Limit: 400, Period: time.Second})
 	c := crew{policy: &policy, slots: 32}
-	s, _ := newDrainSite(ctx, o, c)
-	n := 2000 * o.of(4, 21)
+	s, _ := newDrainTestbed(ctx, o, c)
+	n := 2000 * o.size(4, 21)
 	return medians(o.rounds, func(int) []figure {
 		var cpu [2]float64
 		for i, queues := range []map[string]int{{"default": 10}, {"critical": 6, "default": 3, "low": 1}} {
@@ -101,9 +101,9 @@ func caseQueues(ctx context.Context, o scenarioOptions) []figure {
 func caseDefaults(r rate, short, full int, utilization float64, react bool) runFunc {
 	return func(ctx context.Context, o scenarioOptions) []figure {
 		policy := policyOf(shared("shared", int64(r.limit), r.period))
-		s := newSite(o)
+		s := newTestbed(o)
 		return medians(o.rounds, func(int) []figure {
-			ours := s.drainOurs(ctx, crew{policy: &policy, slots: 32}, tasks(o.of(short, full), 10))
+			ours := s.drainOurs(ctx, crew{policy: &policy, slots: 32}, tasks(o.size(short, full), 10))
 			wakes := figure{Name: "wakes a task", Value: ours.wakes}
 			figures := []figure{
 				{Name: "utilization", Value: r.utilization(ours.starts), AtLeast: &utilization},
@@ -120,23 +120,23 @@ func caseDefaults(r rate, short, full int, utilization float64, react bool) runF
 	}
 }
 
-// newDrainSite returns a site that knows the idle cost of the crew, and the script that takes.
-func newDrainSite(ctx context.Context, o scenarioOptions, c crew) (s *site, take string) {
-	s = newSite(o)
+// newDrainTestbed returns a testbed that knows the idle cost of the crew, and the script that takes.
+func newDrainTestbed(ctx context.Context, o scenarioOptions, c crew) (s *testbed, take string) {
+	s = newTestbed(o)
 	take = takeScript(ctx, s.addr())
 	s.learnIdle(ctx, &c)
 	return s, take
 }
 
 // drainPlain has a crew run tasks that asynq's client enqueued.
-func (s *site) drainPlain(ctx context.Context, c crew, all []*asynq.Task) *drained {
+func (s *testbed) drainPlain(ctx context.Context, c crew, all []*asynq.Task) *drained {
 	s.clear(ctx)
 	s.withPlainClient(func(client *asynq.Client) { oneByOne(ctx, client, all) })
 	return s.drain(ctx, c, len(all))
 }
 
 // drainOurs has a crew run tasks that our client enqueued.
-func (s *site) drainOurs(ctx context.Context, c crew, all []*asynq.Task) *drained {
+func (s *testbed) drainOurs(ctx context.Context, c crew, all []*asynq.Task) *drained {
 	s.clear(ctx)
 	s.withOurClient(*c.policy, func(client *worker.Client) { inBulk(ctx, client, all) })
 	return s.drain(ctx, c, len(all))
@@ -148,9 +148,9 @@ func (d *drained) String() string {
 
 // beside returns the figures of a run, as ratios to plain asynq's run of the same tasks.
 func beside(plain, ours *drained, whose string, throughput float64) []figure {
-	of := perSecond(ours.starts) / perSecond(plain.starts)
+	ratio := perSecond(ours.starts) / perSecond(plain.starts)
 	return []figure{
-		{Name: whose + ": throughput, beside plain asynq", Value: of, AtLeast: &throughput},
+		{Name: whose + ": throughput, beside plain asynq", Value: ratio, AtLeast: &throughput},
 		{Name: whose + ": Redis CPU a task, beside plain asynq's", Value: ours.cpu / plain.cpu, AtMost: new(2.)},
 		{Name: whose + ": Redis CPU a task", Value: ours.cpu, Unit: "us"},
 	}

@@ -47,10 +47,10 @@ func (s *server) commands(ctx context.Context) map[string]commandStat {
 }
 
 // calls returns how many commands Redis processed since the last reset, but for our own.
-func (s *server) calls(ctx context.Context, own ...string) float64 {
+func (s *server) calls(ctx context.Context, skipped ...string) float64 {
 	sum := int64(0)
 	for name, stat := range s.commands(ctx) {
-		if name, _, _ = strings.Cut(name, "|"); !slices.Contains(own, name) {
+		if name, _, _ = strings.Cut(name, "|"); !slices.Contains(skipped, name) {
 			sum += stat.calls
 		}
 	}

@@ -17,7 +17,7 @@ func caseServers(ctx context.Context, o scenarioOptions) []figure {
 	if o.full {
 		servers, rates = []int{1, 10, 50, 200}, []int{20, 500, 2000}
 	}
-	s := newSite(o)
+	s := newTestbed(o)
 	take := takeScript(ctx, s.addr())
 	return medians(o.rounds, func(round int) []figure {
 		var all []figure
@@ -34,7 +34,7 @@ func caseServers(ctx context.Context, o scenarioOptions) []figure {
 // caseBursts: the same beside a backlog that begins with all units free. Servers take these as fast
 // as they can, and so what fits a period later.
 func caseBursts(ctx context.Context, o scenarioOptions) []figure {
-	s := newSite(o)
+	s := newTestbed(o)
 	take := takeScript(ctx, s.addr())
 	return medians(o.rounds, func(round int) (all []figure) {
 		for _, n := range []int{1, 10, 50, 200} {
@@ -46,13 +46,13 @@ func caseBursts(ctx context.Context, o scenarioOptions) []figure {
 }
 
 // besideOneLine has servers with ten slots each drain a line of a shared window, evenly or in bursts.
-func (s *site) besideOneLine(ctx context.Context, servers, limit int, take string, bursts bool) []figure {
+func (s *testbed) besideOneLine(ctx context.Context, servers, limit int, take string, bursts bool) []figure {
 	r := rate{limit, time.Second}
 	policy := policyOf(shared("shared", int64(limit), r.period))
 	// Servers connect and the first units are taken, one by one. Then the other tasks are enqueued,
 	// which takes Redis up to two seconds. After these a backlog waits.
-	const before = 4
-	n := limit * (before + s.o.of(3, 8))
+	const warmUp = 4
+	n := limit * (warmUp + s.o.size(3, 8))
 	c := crew{policy: &policy, servers: servers, slots: 10}
 	var ours *drained
 	if bursts {
@@ -61,10 +61,10 @@ func (s *site) besideOneLine(ctx context.Context, servers, limit int, take strin
 		ours = s.drainEvenly(ctx, c, tasks(n, 10), r)
 	}
 	granted := byGrant(ours.starts)
-	from, to := granted[before*limit].granted, granted[n-1].granted
+	from, to := granted[warmUp*limit].granted, granted[n-1].granted
 	takes, vain := 0., 0.
 	for _, log := range ours.calls {
-		for _, call := range log.of(take) {
+		for _, call := range log.callsOf(take) {
 			if call.sent.Before(from) || call.sent.After(to) {
 				continue
 			}
@@ -77,7 +77,7 @@ func (s *site) besideOneLine(ctx context.Context, servers, limit int, take strin
 	seconds := to.Sub(from).Seconds()
 	taken, _ := r.fits(ours.starts)
 	name := fmt.Sprintf("%d per second, %d servers: ", limit, servers)
-	p99 := milliseconds(quantile(taken[(before-1)*limit:], 0.99))
+	p99 := milliseconds(quantile(taken[(warmUp-1)*limit:], 0.99))
 	late := figure{Name: name + "fits to taken p99", Value: p99, Unit: "ms"}
 	if !bursts { // in a burst no slot is free
 		late.AtMost = new(20.)
@@ -91,15 +91,15 @@ func (s *site) besideOneLine(ctx context.Context, servers, limit int, take strin
 
 // drainEvenly has a crew run as many tasks as fit in a period, enqueued one after the other in a
 // period, and then the others, enqueued as fast as it goes.
-func (s *site) drainEvenly(ctx context.Context, c crew, all []*asynq.Task, r rate) *drained {
-	const pause = 5 * time.Millisecond
+func (s *testbed) drainEvenly(ctx context.Context, c crew, all []*asynq.Task, r rate) *drained {
+	const wait = 5 * time.Millisecond
 	s.clear(ctx)
 	j := newJournal(len(all))
 	var shift shift
 	defer shift.end()
 	shift.start(c, s.addr(), j)
 	s.withOurClient(*c.policy, func(client *worker.Client) {
-		for begin, put := time.Now(), 0; put < r.limit; time.Sleep(pause) {
+		for begin, put := time.Now(), 0; put < r.limit; time.Sleep(wait) {
 			due := min(r.limit, int(time.Since(begin)*time.Duration(r.limit)/r.period))
 			inBulk(ctx, client, all[put:due])
 			put = due

@@ -32,8 +32,8 @@ type scenarioOptions struct {
 	waiting int    // tickets in the scenario "waiting"; 0 for its own number
 }
 
-// of returns a size for short runs or full ones.
-func (o scenarioOptions) of(short, full int) int {
+// size returns a size for short runs or full ones.
+func (o scenarioOptions) size(short, full int) int {
 	if o.full {
 		return full
 	}

@@ -10,11 +10,11 @@ import (
 
 // caseWaiting: the cost of a join behind a long line, and the memory of a ticket.
 func caseWaiting(ctx context.Context, o scenarioOptions) []figure {
-	n := o.of(50_000, 1_000_000)
+	n := o.size(50_000, 1_000_000)
 	if o.waiting > 0 {
 		n = o.waiting
 	}
-	s := newSite(o)
+	s := newTestbed(o)
 	s.learnIdle(ctx, nil)
 	policies := []throttle.Policy{lineOf("long")}
 	for i := range o.rounds * (turns + 1) {
@@ -24,11 +24,11 @@ func caseWaiting(ctx context.Context, o scenarioOptions) []figure {
 
 	joins.many(ctx, "empty-0", 1) // loads the scripts
 	s.clear(ctx)
-	before := s.memory(ctx)
+	emptied := s.memory(ctx)
 	filling := s.fill(ctx, joins, "long", n)
 	after := s.memory(ctx)
 	opened := 0
-	each := o.of(50, 200)
+	each := o.size(50, 200)
 	figures := medians(o.rounds, func(round int) []figure {
 		long := func() int { joins.one(ctx, "long", each); return each }
 		empty := func() int { opened++; joins.one(ctx, policies[opened].Name, each); return each }
@@ -38,7 +38,7 @@ func caseWaiting(ctx context.Context, o scenarioOptions) []figure {
 		return []figure{{Name: name, Value: costs[1].cpu / costs[0].cpu, AtMost: new(1.2)}}
 	})
 	return append(figures,
-		figure{Name: "memory of a ticket", Value: float64(after-before) / float64(n), Unit: "bytes", AtMost: new(300.)},
+		figure{Name: "memory of a ticket", Value: float64(after-emptied) / float64(n), Unit: "bytes", AtMost: new(300.)},
 		figure{Name: "Redis CPU a ticket, joined by hundreds", Value: filling / float64(n), Unit: "us"},
 	)
 }

@@ -97,8 +97,8 @@ func newDrill(t *testing.T, s setup, scrapeEvery time.Duration) *drill {
 	var metrics http.Handler
 	d.limiter, d.store, metrics, err = d.setup.limiter()
 	d.must(err)
-	own := httptest.NewServer(metrics)
-	t.Cleanup(own.Close)
+	exporter := httptest.NewServer(metrics)
+	t.Cleanup(exporter.Close)
 	d.client, err = worker.NewClient(asynq.RedisClientOpt{Addr: d.Redis}, worker.ClientConfig{Limiter: d.limiter, LimiterTimeout: time.Minute})
 	d.must(err)
 	t.Cleanup(func() { d.client.Close() })
@@ -109,7 +109,7 @@ func newDrill(t *testing.T, s setup, scrapeEvery time.Duration) *drill {
 	ctx, stop := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
 	names := used(t)
-	for _, p := range append([]*process{{name: "client", url: own.URL}}, d.workers...) {
+	for _, p := range append([]*process{{name: "client", url: exporter.URL}}, d.workers...) {
 		ended.Go(func() {
 			for tick := time.NewTicker(scrapeEvery); ; {
 				at := time.Now()
@@ -129,7 +129,7 @@ func newDrill(t *testing.T, s setup, scrapeEvery time.Duration) *drill {
 	return d
 }
 
-// until waits for a time of the story.
+// until waits for a time of the scenario.
 func (d *drill) until(at time.Duration) { time.Sleep(time.Until(d.begun.Add(at))) }
 
 // enqueue enqueues tasks of a tenant.
@@ -155,7 +155,7 @@ func (d *drill) enqueueAs(kind string, n int, tenant, queue string) {
 	}
 }
 
-// steadily enqueues some tasks each second, from one time of the story to another, or until calm.
+// steadily enqueues some tasks each second, from one time of the scenario to another, or until calm.
 func (d *drill) steadily(from, to time.Duration, each func()) {
 	go func() {
 		d.until(from)
@@ -170,8 +170,8 @@ var (
 	strict = map[string]int{"live": 2, "bulk": 1}
 )
 
-// A story is what happens to a fleet. What has to fire then is in scripts/alerts.
-type story struct {
+// A scenario is what happens to a fleet. What has to fire then is in scripts/alerts.
+type scenario struct {
 	name  string
 	setup setup
 	play  func(d *drill)
@@ -182,7 +182,7 @@ const (
 	minute = time.Minute
 )
 
-var stories = []story{{
+var scenarios = []scenario{{
 	name:  "drill",
 	setup: fleet,
 	play:  func(d *drill) { told(d, true) },
@@ -217,16 +217,16 @@ var stories = []story{{
 	},
 }}
 
-// The stories, in real time, all at once: some 25 minutes.
+// The scenarios, in real time, all at once: some 25 minutes.
 func TestRecord(t *testing.T) {
-	for _, story := range stories {
-		t.Run(story.name, func(t *testing.T) {
+	for _, scenario := range scenarios {
+		t.Run(scenario.name, func(t *testing.T) {
 			t.Parallel()
-			d := newDrill(t, story.setup, scrapeEvery)
-			story.play(d)
+			d := newDrill(t, scenario.setup, scrapeEvery)
+			scenario.play(d)
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			d.scrapes.save(t, "../alerts/testdata/"+story.name+".gz")
+			d.scrapes.save(t, "../alerts/testdata/"+scenario.name+".gz")
 		})
 	}
 }
@@ -238,7 +238,7 @@ type scrape struct {
 	series   map[string]float64 // by `name{labels}`
 }
 
-// A recording is all scrapes of a story, in order.
+// A recording is all scrapes of a scenario, in order.
 type recording []scrape
 
 // used are the names of the metrics in the rules and their tests.

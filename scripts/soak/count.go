@@ -85,22 +85,22 @@ func count(e evidence) tally {
 // add counts one task.
 func (t *tally) add(e evidence, j job, runs []run) {
 	excused := len(e.excused(j.ID))
-	end, there := e.ends[j.ID]
-	failures, succeeded, retried, before := 0, false, 0, 0
+	end, found := e.ends[j.ID]
+	failures, succeeded, retried, earlier := 0, false, 0, 0
 	for _, r := range runs {
-		retried, before = r.Retried, failures
+		retried, earlier = r.Retried, failures
 		if !r.Ended.IsZero() && r.Failed {
 			failures++
 		}
 		succeeded = succeeded || !r.Ended.IsZero() && !r.Failed
 	}
 
-	burnt := retried - before
-	if there {
+	burnt := retried - earlier
+	if found {
 		burnt = end.retried - failures
 	}
 	switch {
-	case there && end.state == asynq.TaskStateArchived:
+	case found && end.state == asynq.TaskStateArchived:
 		burnt++ // the last failure, or what stood for it, is not in asynq's count
 		if failures > j.MaxRetry {
 			t.failed = append(t.failed, j.ID)
@@ -110,9 +110,9 @@ func (t *tally) add(e evidence, j job, runs []run) {
 		if failures+excused <= j.MaxRetry {
 			t.archivedUnexcused = append(t.archivedUnexcused, j.ID)
 		}
-	case there && end.state == asynq.TaskStateCompleted, !there && succeeded && !j.Retained:
+	case found && end.state == asynq.TaskStateCompleted, !found && succeeded && !j.Retained:
 		t.succeeded = append(t.succeeded, j.ID)
-	case there:
+	case found:
 		t.unfinished = append(t.unfinished, j.ID)
 	default:
 		t.lost = append(t.lost, j.ID)
@@ -173,17 +173,17 @@ func (t *tally) grants(e evidence, runs map[string][]run) {
 func excess(windows []throttle.Window, runs []run) int64 {
 	worst := int64(-throttle.MaxLimit)
 	for _, w := range windows {
-		by := map[string][]time.Time{}
+		grants := map[string][]time.Time{}
 		for _, r := range runs {
 			whom := r.Tenant
 			if w.Shared {
 				whom = ""
 			}
 			if !r.Granted.IsZero() {
-				by[whom] = append(by[whom], r.Granted)
+				grants[whom] = append(grants[whom], r.Granted)
 			}
 		}
-		for times := range maps.Values(by) {
+		for times := range maps.Values(grants) {
 			worst = max(worst, int64(apitest.MostIn(times, w.Period))-w.Limit)
 		}
 	}

@@ -19,7 +19,7 @@ func after(d time.Duration) time.Time { return noon.Add(d) }
 
 func TestUnitsAboveALimitAreCounted(t *testing.T) {
 	t.Parallel()
-	own := throttle.Window{Name: "own", Limit: 2, Period: time.Second}
+	perTenant := throttle.Window{Name: "own", Limit: 2, Period: time.Second}
 	all := throttle.Window{Name: "all", Limit: 3, Period: time.Second, Shared: true}
 	for _, row := range []struct {
 		name    string
@@ -27,15 +27,15 @@ func TestUnitsAboveALimitAreCounted(t *testing.T) {
 		grants  string // tenant by tenant, each with its time in ms
 		want    int64
 	}{
-		{"just full", []throttle.Window{own}, "a0 a999", 0},
-		{"one more, just after the period", []throttle.Window{own}, "a0 a999 a1000", 0},
-		{"one more, just within it", []throttle.Window{own}, "a1 a999 a1000", 1},
-		{"in any order", []throttle.Window{own}, "a1000 a1 a999", 1},
-		{"tenants count apart", []throttle.Window{own}, "a1 b2 a3 b4", 0},
-		{"but not in a shared window", []throttle.Window{own, all}, "a1 b2 a3 b4", 1},
+		{"just full", []throttle.Window{perTenant}, "a0 a999", 0},
+		{"one more, just after the period", []throttle.Window{perTenant}, "a0 a999 a1000", 0},
+		{"one more, just within it", []throttle.Window{perTenant}, "a1 a999 a1000", 1},
+		{"in any order", []throttle.Window{perTenant}, "a1000 a1 a999", 1},
+		{"tenants count apart", []throttle.Window{perTenant}, "a1 b2 a3 b4", 0},
+		{"but not in a shared window", []throttle.Window{perTenant, all}, "a1 b2 a3 b4", 1},
 		{"never full", []throttle.Window{all}, "a1 b2000", -2},
-		{"the worst counts", []throttle.Window{own}, "a0 a1 a2 a3 b0 b1 b2", 2},
-		{"runs without a grant are not counted", []throttle.Window{own}, "a0 a1 -2", 0},
+		{"the worst counts", []throttle.Window{perTenant}, "a0 a1 a2 a3 b0 b1 b2", 2},
+		{"runs without a grant are not counted", []throttle.Window{perTenant}, "a0 a1 -2", 0},
 	} {
 		var runs []run
 		for _, grant := range grantsIn(row.grants) {

@@ -34,7 +34,7 @@ const (
 
 func number[T int | int64 | float64](n T) *float64 { return new(float64(n)) }
 
-func perThousand(n, of int) *float64 { return new(float64(1000*n) / float64(max(of, 1))) }
+func perThousand(n, total int) *float64 { return new(float64(1000*n) / float64(max(total, 1))) }
 
 func seconds(d time.Duration) *float64 { return new(float64(d.Milliseconds()) / 1000) }
 
@@ -70,7 +70,7 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 		both(name, a, b, noBar)
 		both("- without a fault to blame", aUnexcused, bUnexcused, difference)
 	}
-	own := func(name, unit string, value *float64, bar string) {
+	alone := func(name, unit string, value *float64, bar string) {
 		all = append(all, newFigure(name, unit, value, nil, bar))
 	}
 	unfinished, tickets := zero, zero
@@ -90,18 +90,18 @@ func figures(sluice, control evidence, interrupted bool) []figure {
 		perThousand(len(s.burnt), sluice.pickUps), perThousand(len(c.burnt), control.pickUps))
 	shown("pick-ups", "", number(sluice.pickUps), number(control.pickUps))
 	both("locks left", s.locked, c.locked, difference)
-	own("runs that had waited", "", number(s.waited), noBar)
-	own("denials", "", number(sluice.denials), noBar)
-	own("excess", "units", number(s.excess), notAbove)
-	own("runs not charged", "", number(len(s.uncharged)), zero)
-	own("charged without a run", "units", number(s.leaked), noBar)
-	own("- without a fault to blame", "units", number(s.leakedUnexcused), zero)
-	own("waited without a ticket", "", number(len(sluice.ticketless)), zero)
-	own("tickets left in line", "", number(len(sluice.tickets)), tickets)
+	alone("runs that had waited", "", number(s.waited), noBar)
+	alone("denials", "", number(sluice.denials), noBar)
+	alone("excess", "units", number(s.excess), notAbove)
+	alone("runs not charged", "", number(len(s.uncharged)), zero)
+	alone("charged without a run", "units", number(s.leaked), noBar)
+	alone("- without a fault to blame", "units", number(s.leakedUnexcused), zero)
+	alone("waited without a ticket", "", number(len(sluice.ticketless)), zero)
+	alone("tickets left in line", "", number(len(sluice.tickets)), tickets)
 	both("workers that did not end", sluice.stuck, control.stuck, difference)
-	own("granted after the expected start, p50", "s", seconds(quantile(s.late, 0.5)), noBar)
-	own("granted after the expected start, p99", "s", seconds(quantile(s.late, 0.99)), noBar)
-	own("granted after the expected start, most", "s", seconds(quantile(s.late, 1)), noBar)
+	alone("granted after the expected start, p50", "s", seconds(quantile(s.late, 0.5)), noBar)
+	alone("granted after the expected start, p99", "s", seconds(quantile(s.late, 0.99)), noBar)
+	alone("granted after the expected start, most", "s", seconds(quantile(s.late, 1)), noBar)
 	shown("fault to next run, p50", "s", seconds(quantile(s.recoveries, 0.5)), seconds(quantile(c.recoveries, 0.5)))
 	shown("fault to next run, most", "s", seconds(quantile(s.recoveries, 1)), seconds(quantile(c.recoveries, 1)))
 	for _, kind := range []string{string(cut), string(dropped), string(delayed), kill, term, stop, flush} {
@@ -176,7 +176,7 @@ func explain(w io.Writer, name string, e evidence, attempts func(task string) []
 			}
 			j := e.jobs[i]
 			end, state := e.ends[id], "gone"
-			if _, there := e.ends[id]; there {
+			if _, found := e.ends[id]; found {
 				state = end.state.String()
 			}
 			fmt.Fprintf(w, "%s: %s: %s: tenant %s, MaxRetry %d, to fail %d, joins %v, retained %v, delay %v; ",

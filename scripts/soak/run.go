@@ -55,7 +55,7 @@ func (o options) run(ctx context.Context, dir string, stdout, stderr io.Writer) 
 		say.line("interrupted: the tasks that were waiting are not judged")
 	}
 	for i, s := range stacks {
-		explain(stderr, s.name, found[i], s.witness.story, interrupted)
+		explain(stderr, s.name, found[i], s.witness.attemptsOf, interrupted)
 	}
 	say.line("%d figures miss their bars (seed %d)", n, o.seed)
 	return false, nil

@@ -88,9 +88,9 @@ func (w *witness) saw(call wireCall, reply []byte, holder string, deliver func()
 
 // pickedUp notes an attempt, or that the call that began it was repeated. The lock is held.
 func (w *witness) pickedUp(a attempt) {
-	for _, before := range w.attempts[a.Task] {
-		if a.Call != "" && before.Call == a.Call {
-			before.Lost = before.Lost && a.Lost
+	for _, earlier := range w.attempts[a.Task] {
+		if a.Call != "" && earlier.Call == a.Call {
+			earlier.Lost = earlier.Lost && a.Lost
 			return
 		}
 	}
@@ -147,8 +147,8 @@ func (w *witness) killedTakes() (takes []take) {
 	return takes
 }
 
-// story returns all attempts of a task.
-func (w *witness) story(task string) (attempts []attempt) {
+// attemptsOf returns all attempts of a task.
+func (w *witness) attemptsOf(task string) (attempts []attempt) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, h := range w.attempts[task] {

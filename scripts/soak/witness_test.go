@@ -19,26 +19,26 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// A watched is a Redis behind a proxy.
-type watched struct {
+// A watchedRedis is a Redis behind a proxy.
+type watchedRedis struct {
 	*testing.T
 	proxy   *proxy
 	witness *witness
 }
 
-func newWatched(t *testing.T, client *redis.Client, seed uint64, rate float64) *watched {
+func newWatchedRedis(t *testing.T, client *redis.Client, seed uint64, rate float64) *watchedRedis {
 	w := newWitness()
-	return &watched{t, newProxy(client.Options().Addr, w, seed, rate), w}
+	return &watchedRedis{t, newProxy(client.Options().Addr, w, seed, rate), w}
 }
 
-func (w *watched) opt(holder string) asynq.RedisClientOpt {
+func (w *watchedRedis) opt(holder string) asynq.RedisClientOpt {
 	w.Helper()
 	l := expect.Got(w.proxy.listen(holder))(w)
 	w.Cleanup(func() { l.Close() })
 	return asynq.RedisClientOpt{Addr: l.Addr().String()}
 }
 
-func (w *watched) wait(what string, condition func() bool) {
+func (w *watchedRedis) wait(what string, condition func() bool) {
 	w.Helper()
 	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
 		expect.Require(w, !time.Now().After(end), "waited in vain until", what)
@@ -56,7 +56,7 @@ func quick(concurrency int) asynq.Config {
 func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	t.Parallel()
 	const takenUUID = "0b6e1a5c-7d1f-4c0e-9a53-1f0e2d3c4b5a" // as asynq makes them
-	w := newWatched(t, throttletest.Client(t, throttletest.Redis(t)), 1, 0)
+	w := newWatchedRedis(t, throttletest.Client(t, throttletest.Redis(t)), 1, 0)
 	limits := redis.NewClient(&redis.Options{Addr: w.opt("w.1").Addr})
 	defer limits.Close()
 	limiter, err := throttle.New(throttle.Config{Client: limits, Policies: []throttle.Policy{{
@@ -99,11 +99,11 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 		"retried": 2, "denied": 1, "taken": 1, takenUUID: 1,
 	} {
 		w.wait(id+" has ended", func() bool {
-			story := w.witness.story(id)
+			attempts := w.witness.attemptsOf(id)
 			// On a busy machine a task that was ready for too long goes back, and is picked up again.
-			return len(story) >= n && !story[len(story)-1].Ended.IsZero()
+			return len(attempts) >= n && !attempts[len(attempts)-1].Ended.IsZero()
 		})
-		for _, h := range w.witness.story(id) {
+		for _, h := range w.witness.attemptsOf(id) {
 			expect.That(t, h.Holder == "w.1" && h.EndedBy == "w.1" && !h.Lost && h.Call != "" &&
 				h.Taken == (id == "taken" || id == takenUUID), id, h)
 		}
@@ -138,24 +138,24 @@ func TestWitnessOfRepeatedCalls(t *testing.T) {
 		w := newWitness()
 		reply := fmt.Appendf(nil, "*3\r\n:1\r\n$%d\r\n%s\r\n:4\r\n", len(message), message)
 		w.saw(begin, reply, "w.1", lost)
-		story := w.story("a")
-		expect.That(t, len(story) == 1 && story[0].Lost && story[0].Call == "call" && story[0].Taken == (name == "pick"), name, story)
+		attempts := w.attemptsOf("a")
+		expect.That(t, len(attempts) == 1 && attempts[0].Lost && attempts[0].Call == "call" && attempts[0].Taken == (name == "pick"), name, attempts)
 		expect.That(t, len(w.excused("a")) == 0 && len(w.orphans()) == 0, name, "a lost reply is an excuse")
 		w.saw(begin, reply, "w.1", delivered)
-		story = w.story("a")
-		expect.That(t, len(story) == 1 && !story[0].Lost, name, "repeated", story)
+		attempts = w.attemptsOf("a")
+		expect.That(t, len(attempts) == 1 && !attempts[0].Lost, name, "repeated", attempts)
 		restore := func(call string) wireCall {
 			return callOf([]string{"evalsha", "x", "6", active, lease, scheduled, pending, prefix + "sluice:lines", tasks + "a",
 				"a", call, "", "0", "keep", "", ""})
 		}
 		w.saw(restore("another"), []byte(":0\r\n"), "w.1", delivered)
-		story = w.story("a")
-		expect.That(t, story[0].Ended.IsZero(), name, "another call was undone", story)
+		attempts = w.attemptsOf("a")
+		expect.That(t, attempts[0].Ended.IsZero(), name, "another call was undone", attempts)
 		w.died("w.1")
 		expect.That(t, len(w.excused("a")) == 1 && len(w.orphans()) == 1, name, "a killed worker is no excuse")
 		w.saw(restore("call"), []byte(":1\r\n"), "w.1", lost)
-		story = w.story("a")
-		expect.That(t, !story[0].Ended.IsZero() && len(w.excused("a")) == 0 && len(w.orphans()) == 0, name, "undone", story)
+		attempts = w.attemptsOf("a")
+		expect.That(t, !attempts[0].Ended.IsZero() && len(w.excused("a")) == 0 && len(w.orphans()) == 0, name, "undone", attempts)
 	}
 }
 
@@ -177,7 +177,7 @@ func seedFor(kind string) uint64 {
 func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 	t.Parallel()
 	client := throttletest.Client(t, throttletest.Redis(t))
-	w := newWatched(t, client, seedFor(dequeues), 0.1)
+	w := newWatchedRedis(t, client, seedFor(dequeues), 0.1)
 	plain := asynq.NewClientFromRedisClient(client)
 	for _, id := range []string{"lost", "held"} {
 		expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID(id))))
@@ -192,9 +192,9 @@ func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 	})))
 	defer server.Shutdown()
 	defer close(finish)
-	w.wait("a task runs, and was seen", func() bool { return running.Load() && len(w.witness.story("held")) > 0 })
-	story := w.witness.story("lost")
-	expect.That(t, len(story) == 1 && story[0].Lost, "lost", story)
+	w.wait("a task runs, and was seen", func() bool { return running.Load() && len(w.witness.attemptsOf("held")) > 0 })
+	attempts := w.witness.attemptsOf("lost")
+	expect.That(t, len(attempts) == 1 && attempts[0].Lost, "lost", attempts)
 	expect.Equal(t, w.witness.orphans(), []string{"lost"}, "orphans")
 	got := w.witness.excused("held")
 	expect.That(t, len(got) == 0, "excused before its worker died", got)
@@ -207,7 +207,7 @@ func TestWitnessSeesWhatFaultsHit(t *testing.T) {
 
 func TestLostRepliesOfEnqueues(t *testing.T) {
 	t.Parallel()
-	w := newWatched(t, throttletest.Client(t, throttletest.Redis(t)), seedFor(enqueues), 0.1)
+	w := newWatchedRedis(t, throttletest.Client(t, throttletest.Redis(t)), seedFor(enqueues), 0.1)
 	plain := asynq.NewClient(w.opt("producer"))
 	defer plain.Close()
 	for _, id := range []string{"a", "b"} {

@@ -18,7 +18,7 @@ import (
 
 // In the morning what failed is retried by one call, with all retries, and the end reported again.
 func TestWhatFailedIsRetried(t *testing.T) {
-	inBubble(t, many(), func(t *testing.T, s *site) {
+	inBubble(t, many(), func(t *testing.T, s *batchSite) {
 		b := batch.Batch{Name: "b", Ended: "report", Tasks: calls(20), Tenants: batch.List("acme", "zeta")}
 		var told []batch.Status
 		down := true
@@ -42,7 +42,7 @@ func TestWhatFailedIsRetried(t *testing.T) {
 		status := s.wait(p, f, "it ends", batch.Status.HasEnded)
 		expect.Require(t, status.State == batch.StateDone && status.Done == 20 && status.Failed == 20, status)
 		tenants, err := p.Tenants(t.Context(), f)
-		expect.That(t, err == nil && of(t, tenants, 0).Done == 20 && of(t, tenants, 1).Failed == 20, tenants, err)
+		expect.That(t, err == nil && partOf(t, tenants, 0).Done == 20 && partOf(t, tenants, 1).Failed == 20, tenants, err)
 		down = false
 		expect.Must(s, s.Inspector.DeleteTask("default", "sluice-batch:b:"+f.Tick.Format("20060102T150405Z")+":25")) // it stays failed
 		expect.Must(s, errors.Join(p.Retry(t.Context(), f), p.Pause(t.Context(), f), p.Retry(t.Context(), f)))
@@ -127,7 +127,7 @@ func TestAFiringStopsWhileItIsEnqueued(t *testing.T) {
 
 // A report needs no policy, even if one matches that cannot count it. If all tasks have ended, no firing stops.
 func TestAReportEndsWhateverItsPolicy(t *testing.T) {
-	inBubble(t, many(), func(t *testing.T, s *site) {
+	inBubble(t, many(), func(t *testing.T, s *batchSite) {
 		other := s.Limiter.Policies()[0].WithDefaults()
 		other.Name, other.Match, other.Windows[0].Per = "other", []string{"report"}, []string{"region"}
 		expect.Must(s, s.Limiter.SetPolicies(append(s.Limiter.Policies(), other)))

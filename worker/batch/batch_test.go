@@ -26,7 +26,7 @@ import (
 // Three schedulers run a batch that fires every minute. At random one is killed, twenty times, and
 // another one comes. No tick is left out, none fires twice, and every task runs once.
 func TestATickFiresOnce(t *testing.T) {
-	inBubble(t, many(), func(t *testing.T, s *site) {
+	inBubble(t, many(), func(t *testing.T, s *batchSite) {
 		b := batch.Batch{Name: "minutely", Schedule: "* * * * *", Tasks: calls(4), Tenants: batch.List("acme", "zeta")}
 		s.serve(succeed)
 		random := rand.New(rand.NewPCG(1, 2))
@@ -83,7 +83,7 @@ func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
 
 // A batch's tasks let live ones go first, unless their identity has a class.
 func TestATaskOfABatchMayBeLive(t *testing.T) {
-	inBubble(t, many(), func(t *testing.T, s *site) {
+	inBubble(t, many(), func(t *testing.T, s *batchSite) {
 		live := func(_ context.Context, _ batch.Firing, tenant string) iter.Seq2[*asynq.Task, error] {
 			task := worker.NewTask(worker.Identity{Class: throttle.ClassLive, Tenant: tenant}, "call", nil)
 			return maps.All(map[*asynq.Task]error{task: nil})
@@ -101,12 +101,12 @@ func TestATaskOfABatchMayBeLive(t *testing.T) {
 
 // Failed, retried, refused, deleted and repeated tasks are each counted once.
 func TestStatusCountsEachTaskOnce(t *testing.T) {
-	inBubble(t, many(), func(t *testing.T, s *site) {
+	inBubble(t, many(), func(t *testing.T, s *batchSite) {
 		tasks := batch.Template{Type: "call", Count: 10, Payload: `{{if eq (slice .Tick 4 5) "-"}}{{.Number}}{{end}}`}
-		of := expect.Got(tasks.Tasks())(s)
+		template := expect.Got(tasks.Tasks())(s)
 		b := batch.Batch{
 			Name: "b", Ended: "batch:ended", Options: []asynq.Option{asynq.MaxRetry(1)},
-			Tasks: of, Tenants: batch.List("acme", ""),
+			Tasks: template, Tenants: batch.List("acme", ""),
 		}
 		failed := map[string]int{}
 		var told []string
@@ -170,7 +170,7 @@ func TestStatusCountsEachTaskOnce(t *testing.T) {
 // What waits does not start while a firing is paused, also what comes back. Then it goes on.
 func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 	windows := []throttle.Window{{Name: "pace", Limit: 10, Period: 10 * time.Second, Shared: true}}
-	inBubble(t, windows, func(t *testing.T, s *site) {
+	inBubble(t, windows, func(t *testing.T, s *batchSite) {
 		b := batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme", "zeta")}
 		s.serve(func(context.Context, *asynq.Task) error {
 			if rand.IntN(4) == 0 {
@@ -222,7 +222,7 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 // once.
 func TestNothingStartsAfterAPauseOrTheHours(t *testing.T) {
 	windows := []throttle.Window{{Name: "pace", Limit: 3, Period: time.Second, Shared: true}}
-	inBubble(t, windows, func(t *testing.T, s *site) {
+	inBubble(t, windows, func(t *testing.T, s *batchSite) {
 		hours := batch.Hours{From: "00:01", To: "00:02"}
 		b := batch.Batch{Name: "b", Hours: hours, Tasks: calls(100), Tenants: batch.List("acme", "zeta")}
 		var start atomic.Int64
@@ -298,7 +298,7 @@ func TestACancelEndsAChunkOnItsWay(t *testing.T) {
 // Outside of its hours no task of a batch starts. What is left goes on the next day.
 func TestABatchKeepsItsHours(t *testing.T) {
 	windows := []throttle.Window{{Name: "pace", Limit: 10, Period: 2 * time.Minute}}
-	inBubble(t, windows, func(t *testing.T, s *site) {
+	inBubble(t, windows, func(t *testing.T, s *batchSite) {
 		hours := batch.Hours{From: "00:02", To: "00:05"} // ten tasks start at 00:02, and ten at 00:04
 		days := batch.Batch{Name: "days", Schedule: "1 0 1 * *", Hours: hours, Tasks: calls(30), Tenants: batch.List("acme")}
 		p := s.scheduler(days)
@@ -329,7 +329,7 @@ func TestABatchKeepsItsHours(t *testing.T) {
 // Without an answer by the limiter's Redis a chunk waits: its tasks, if pending, would take slots in vain.
 func TestABatchWaitsForTheLimiter(t *testing.T) {
 	windows := []throttle.Window{{Name: "own", Limit: 10, Period: time.Second}}
-	inBubble(t, windows, func(t *testing.T, s *site) {
+	inBubble(t, windows, func(t *testing.T, s *batchSite) {
 		b := batch.Batch{Name: "b", Tasks: slow(calls(600)), Tenants: batch.List("acme")}
 		watch := s.idle(b)
 		defer watch.Close()

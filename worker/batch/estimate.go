@@ -64,7 +64,7 @@ func (e *estimator) look(ctx context.Context) error {
 	if r.Done >= measuredTasks && r.Took > 0 {
 		e.plan.Duration = r.duration()
 	}
-	all, before := forecast{}, -1
+	all, previous := forecast{}, -1
 	for range 3 { // again if tasks started meanwhile, which would count twice
 		counts, err := e.counts(ctx, e.f, r, e.plan)
 		if err != nil {
@@ -74,10 +74,10 @@ func (e *estimator) look(ctx context.Context) error {
 		for _, c := range counts {
 			started += c.Total - c.Waiting
 		}
-		if started == before {
+		if started == previous {
 			break
 		}
-		before = started
+		previous = started
 		waiting := func(i int) (left, joined int) {
 			left, t := counts[i].Waiting, e.plan.Tenants[i]
 			if r.Aside {

@@ -22,19 +22,19 @@ import (
 
 // A forecast is a batch whose finish is predicted, and then awaited.
 type forecast struct {
-	name    string
-	windows []throttle.Window
-	own     map[string]throttle.Tenant
-	tenants int
-	each    int           // tasks of the first tenant
-	more    int           // of each other one than of the tenant before it
-	costs   int64         // of the tasks: 1 to this one, in turn
-	live    int           // live tasks of three tenants wait before it
-	queue   string        // of these; the default is the batch's. The server serves both
-	slots   int           // of handlers; the default is 100
-	takes   time.Duration // each task
-	hours   batch.Hours
-	most    float64 // percent by which the prediction may be wrong
+	name      string
+	windows   []throttle.Window
+	overrides map[string]throttle.Tenant
+	tenants   int
+	each      int           // tasks of the first tenant
+	more      int           // of each other one than of the tenant before it
+	costs     int64         // of the tasks: 1 to this one, in turn
+	live      int           // live tasks of three tenants wait before it
+	queue     string        // of these; the default is the batch's. The server serves both
+	slots     int           // of handlers; the default is 100
+	takes     time.Duration // each task
+	hours     batch.Hours
+	most      float64 // percent by which the prediction may be wrong
 }
 
 func shared(name string, algorithm throttle.Algorithm, limit int64, period time.Duration) throttle.Window {
@@ -42,8 +42,8 @@ func shared(name string, algorithm throttle.Algorithm, limit int64, period time.
 }
 
 var (
-	own   = throttle.Window{Name: "own", Limit: 4, Period: 4 * time.Second}
-	quota = throttle.Window{
+	perTenant = throttle.Window{Name: "own", Limit: 4, Period: 4 * time.Second}
+	quota     = throttle.Window{
 		Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 60, Resets: "* * * * *", Shared: true,
 	}
 	held = throttle.Window{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 3, Shared: true}
@@ -53,22 +53,22 @@ var (
 var forecasts = []forecast{
 	{name: "sliding", windows: []throttle.Window{{Name: "own", Limit: 20, Period: 4 * time.Second}}, tenants: 1, each: 70},
 	{name: "fixed", windows: []throttle.Window{shared("all", throttle.AlgorithmFixed, 40, 10*time.Second)}, tenants: 20, each: 5},
-	{name: "three windows", windows: []throttle.Window{own, shared("all", throttle.AlgorithmGCRA, 5, time.Second), quota},
+	{name: "three windows", windows: []throttle.Window{perTenant, shared("all", throttle.AlgorithmGCRA, 5, time.Second), quota},
 		tenants: 14, each: 5},
 	{name: "over the reset of a quota", windows: []throttle.Window{{Name: "own", Limit: 4, Period: 10 * time.Second}, quota},
 		tenants: 3, each: 10, more: 20},
 	{name: "costs 1 to 7, two windows", windows: []throttle.Window{{Name: "own", Limit: 12, Period: 4 * time.Second},
 		shared("all", "", 40, 4*time.Second)}, tenants: 10, each: 5, costs: 7},
 	{name: "weights 1 to 4", windows: []throttle.Window{all}, tenants: 10, each: 6,
-		own: map[string]throttle.Tenant{"tenant-1": {Weight: 2}, "tenant-2": {Weight: 3}, "tenant-3": {Weight: 4}}},
-	{name: "behind live tasks, two windows", windows: []throttle.Window{own, shared("all", throttle.AlgorithmFixed, 20, 4*time.Second)},
+		overrides: map[string]throttle.Tenant{"tenant-1": {Weight: 2}, "tenant-2": {Weight: 3}, "tenant-3": {Weight: 4}}},
+	{name: "behind live tasks, two windows", windows: []throttle.Window{perTenant, shared("all", throttle.AlgorithmFixed, 20, 4*time.Second)},
 		tenants: 10, each: 5, live: 45},
-	{name: "an override: 1 of 4", windows: []throttle.Window{own, all}, tenants: 10, each: 6,
-		own: map[string]throttle.Tenant{"tenant-3": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}},
+	{name: "an override: 1 of 4", windows: []throttle.Window{perTenant, all}, tenants: 10, each: 6,
+		overrides: map[string]throttle.Tenant{"tenant-3": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}},
 	{name: "hours", windows: []throttle.Window{shared("all", "", 10, 10*time.Second)}, tenants: 10, each: 7,
 		hours: batch.Hours{From: "00:03", To: "00:02"}, most: 1}, // the scheduler looks each second
-	{name: "4 slots, 1.5 s", windows: []throttle.Window{own}, tenants: 70, each: 1, slots: 4, takes: 1500 * time.Millisecond, most: 5},
-	{name: "4 slots, two queues", windows: []throttle.Window{own}, tenants: 70, each: 1, live: 30,
+	{name: "4 slots, 1.5 s", windows: []throttle.Window{perTenant}, tenants: 70, each: 1, slots: 4, takes: 1500 * time.Millisecond, most: 5},
+	{name: "4 slots, two queues", windows: []throttle.Window{perTenant}, tenants: 70, each: 1, live: 30,
 		queue: "live", slots: 4, takes: 1500 * time.Millisecond, most: 5},
 	{name: "concurrency 3, 1.5 s, and a quota", windows: []throttle.Window{held, quota}, tenants: 20, each: 4, slots: 8,
 		takes: 1500 * time.Millisecond, most: 5},
@@ -99,7 +99,7 @@ func (f forecast) tasks() batch.Tasks {
 func (f forecast) run(t *testing.T) (predicted, real time.Duration, plan batch.Plan) {
 	s := fake(t, f.windows...)
 	policies := s.Limiter.Policies()
-	policies[0].Tenants = f.own
+	policies[0].Tenants = f.overrides
 	expect.Must(s, s.Limiter.SetPolicies(policies))
 	s.slots, s.queue = cmp.Or(f.slots, 100), f.queue
 	tick := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)

@@ -48,7 +48,7 @@ func slow(tasks batch.Tasks) batch.Tasks {
 }
 
 // of is a tenant's part of a plan or a status.
-func of[T any](t *testing.T, all []T, i int) T {
+func partOf[T any](t *testing.T, all []T, i int) T {
 	t.Helper()
 	expect.Require(t, i < len(all), all)
 	return all[i]
@@ -69,7 +69,7 @@ func TestAFiringThatWouldBeLateIsWarnedOfOrRefused(t *testing.T) {
 		plan := expect.Got(p.Plan(t.Context(), "b", batch.PlanOptions{At: time.Now()}))(s)
 		finish := time.Date(2000, 1, 1, 0, 1, 0, 0, time.UTC)
 		expect.That(t, plan.FinishBy == finish && plan.Overdue == 12 && plan.Begins == (late == batch.LateWarn) &&
-			of(t, plan.Tenants, 1).Overdue == plan.Overdue/2, plan)
+			partOf(t, plan.Tenants, 1).Overdue == plan.Overdue/2, plan)
 		s.serve(succeed)
 		f := s.fire(p, "b")
 		// Between two looks: one that comes when tasks start, at 4 s, may count these twice.
@@ -241,7 +241,7 @@ func TestAPlanFindsTheLimitsThatFit(t *testing.T) {
 	for want, c := range map[string]struct {
 		windows []throttle.Window
 		tasks   int
-		by      string
+		end     string
 	}{
 		"[{first 9 10}]":               {[]throttle.Window{held("first", 9), held("second", 100)}, 15, "31s"},
 		"[{first 9 10} {second 4 10}]": {[]throttle.Window{held("first", 9), held("second", 4)}, 15, "31s"},
@@ -255,7 +255,7 @@ func TestAPlanFindsTheLimitsThatFit(t *testing.T) {
 				policies[0].Tenants = map[string]throttle.Tenant{"big": {Windows: map[string]throttle.Override{"own": {Limit: 100}}}}
 			}
 			expect.Must(s, s.Limiter.SetPolicies(policies))
-			p := s.idle(batch.Batch{Name: "b", FinishBy: c.by, Duration: 10 * time.Second, Tasks: calls(c.tasks), Tenants: batch.List("a", "big")})
+			p := s.idle(batch.Batch{Name: "b", FinishBy: c.end, Duration: 10 * time.Second, Tasks: calls(c.tasks), Tenants: batch.List("a", "big")})
 			defer p.Close()
 			plan, err := p.Plan(t.Context(), "b", batch.PlanOptions{})
 			expect.That(t, err == nil && fmt.Sprint(plan.Changes) == want, want, plan, err)
@@ -268,16 +268,16 @@ func TestPlansSayWhatTheyDoNotKnow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := fake(t, throttle.Window{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 2, Shared: true})
 		b := batch.Batch{FinishBy: "20s", Late: batch.LateRefuse, Tasks: calls(20), Tenants: batch.List("acme")}
-		of := func(name string, change func(*batch.Batch)) batch.Batch {
+		variant := func(name string, change func(*batch.Batch)) batch.Batch {
 			b := b
 			b.Name = name
 			change(&b)
 			return b
 		}
 		p := s.scheduler(
-			of("unknown", func(*batch.Batch) {}),
-			of("given", func(b *batch.Batch) { b.Duration = 3 * time.Second }),
-			of("timeout", func(b *batch.Batch) { b.Options = []asynq.Option{asynq.Timeout(4 * time.Second)} }),
+			variant("unknown", func(*batch.Batch) {}),
+			variant("given", func(b *batch.Batch) { b.Duration = 3 * time.Second }),
+			variant("timeout", func(b *batch.Batch) { b.Options = []asynq.Option{asynq.Timeout(4 * time.Second)} }),
 		)
 		ends := func(name string, unknown string, from batch.Source, after time.Duration, overdue int) {
 			t.Helper()

@@ -23,8 +23,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// A site is a sitetest.Site whose policy is of the tasks of batches.
-type site struct {
+// A batchSite is a sitetest.Site whose policy is of the tasks of batches.
+type batchSite struct {
 	*sitetest.Site
 	slots int    // of a server; the default is 8
 	queue string // that servers serve, too
@@ -33,33 +33,33 @@ type site struct {
 }
 
 // fake returns a site on a miniredis, for a bubble.
-func fake(t *testing.T, windows ...throttle.Window) *site {
+func fake(t *testing.T, windows ...throttle.Window) *batchSite {
 	return newSite(t, throttletest.InMemory(t).Client(t), windows)
 }
 
 // inBubble runs the test on fake time, on a site on a miniredis.
-func inBubble(t *testing.T, windows []throttle.Window, test func(t *testing.T, s *site)) {
+func inBubble(t *testing.T, windows []throttle.Window, test func(t *testing.T, s *batchSite)) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { test(t, fake(t, windows...)) })
 }
 
 // fire fires a batch.
-func (s *site) fire(p *process, name string) batch.Firing {
+func (s *batchSite) fire(p *process, name string) batch.Firing {
 	s.Helper()
 	f := expect.Got(p.Fire(context.Background(), name))(s)
 	return f
 }
 
 // status returns the status of a firing.
-func (s *site) status(p *process, f batch.Firing) batch.Status {
+func (s *batchSite) status(p *process, f batch.Firing) batch.Status {
 	s.Helper()
 	status := expect.Got(p.Status(context.Background(), f))(s)
 	return status
 }
 
-func newSite(t testing.TB, client *redis.Client, windows []throttle.Window) *site {
+func newSite(t testing.TB, client *redis.Client, windows []throttle.Window) *batchSite {
 	api := throttle.Policy{Name: "api", Match: []string{"call"}, Windows: windows}
-	return &site{Site: sitetest.New(t, client, api)}
+	return &batchSite{Site: sitetest.New(t, client, api)}
 }
 
 // many are windows that never bind.
@@ -104,48 +104,48 @@ type process struct {
 
 var errDead = errors.New("the process is dead")
 
-// A line is a redis.Limiter of a process's clients, which copies of them keep.
-type line struct {
+// A gate is a redis.Limiter of a process's clients, which copies of them keep.
+type gate struct {
 	*process
 	limiter bool // the client is its limiter's
 }
 
-func (l line) Allow() error {
+func (g gate) Allow() error {
 	const every, stall = 3 * time.Second, 350 * time.Millisecond
-	if l.limiter {
-		time.Sleep(time.Duration(l.latency.Load()))
+	if g.limiter {
+		time.Sleep(time.Duration(g.latency.Load()))
 	}
-	if since := time.Since(time.Now().Truncate(every)); l.limiter && l.stalls.Load() && since < stall {
+	if since := time.Since(time.Now().Truncate(every)); g.limiter && g.stalls.Load() && since < stall {
 		time.Sleep(stall - since)
 	}
-	if l.dead.Load() || l.limiter && l.deaf.Load() {
+	if g.dead.Load() || g.limiter && g.deaf.Load() {
 		return errDead
 	}
 	return nil
 }
 
-func (l line) ReportResult(error) {}
+func (gate) ReportResult(error) {}
 
-// A mine makes the clients of a process: they fail when it is dead.
-type mine struct {
-	*site
-	line
+// A mortalConn makes the clients of a process: they fail when it is dead.
+type mortalConn struct {
+	*batchSite
+	gate
 }
 
-func (m mine) MakeRedisClient() any {
+func (m mortalConn) MakeRedisClient() any {
 	o := sitetest.SameRedis(m.Redis)
-	o.Limiter = m.line
+	o.Limiter = m.gate
 	return sitetest.Connect(o)
 }
 
 // scheduler returns one that runs until the test ends, or it is killed.
-func (s *site) scheduler(batches ...batch.Batch) *process {
+func (s *batchSite) scheduler(batches ...batch.Batch) *process {
 	s.Helper()
 	return s.mortal(0, batches...)
 }
 
 // mortal is scheduler with leases of another length than the default.
-func (s *site) mortal(lease time.Duration, batches ...batch.Batch) *process {
+func (s *batchSite) mortal(lease time.Duration, batches ...batch.Batch) *process {
 	s.Helper()
 	p := s.idle(batches...)
 	if lease > 0 {
@@ -163,14 +163,14 @@ func (s *site) mortal(lease time.Duration, batches ...batch.Batch) *process {
 }
 
 // idle returns a scheduler that does not run.
-func (s *site) idle(batches ...batch.Batch) *process {
+func (s *batchSite) idle(batches ...batch.Batch) *process {
 	s.Helper()
 	p := &process{stopped: make(chan struct{})}
 	var err error
-	client := mine{s, line{p, true}}.MakeRedisClient().(redis.UniversalClient)
+	client := mortalConn{s, gate{p, true}}.MakeRedisClient().(redis.UniversalClient)
 	p.limiter, err = throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies(), Tenants: s.tenants})
 	expect.Must(s, err)
-	p.Scheduler, err = batch.NewScheduler(mine{s, line{p, false}}, batch.Config{
+	p.Scheduler, err = batch.NewScheduler(mortalConn{s, gate{p, false}}, batch.Config{
 		Batches: batches,
 		Client:  worker.ClientConfig{Limiter: p.limiter},
 		Logger:  slog.New(slog.NewTextHandler(&p.log, nil)),
@@ -187,7 +187,7 @@ func (p *process) kill() {
 }
 
 // serve starts a server that notes which tasks it runs, and runs them by the handler.
-func (s *site) serve(handler asynq.HandlerFunc) *worker.Server {
+func (s *batchSite) serve(handler asynq.HandlerFunc) *worker.Server {
 	s.Helper()
 	return s.Serve(func(ctx context.Context, task *asynq.Task) error {
 		expect.Must(s, s.Ok(ctx, task))
@@ -202,7 +202,7 @@ func (s *site) serve(handler asynq.HandlerFunc) *worker.Server {
 func succeed(context.Context, *asynq.Task) error { return nil }
 
 // wait waits until the firing's status is as wanted.
-func (s *site) wait(p *process, f batch.Firing, what string, is func(batch.Status) bool) batch.Status {
+func (s *batchSite) wait(p *process, f batch.Firing, what string, is func(batch.Status) bool) batch.Status {
 	s.Helper()
 	// A task that waits for its fallback is two minutes late.
 	for end := time.Now().Add(110 * time.Second); ; time.Sleep(100 * time.Millisecond) {

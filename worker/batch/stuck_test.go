@@ -22,7 +22,7 @@ import (
 func TestNothingHoldsABatchUpForEver(t *testing.T) {
 	t.Run("a paused firing is cancelled", func(t *testing.T) {
 		pace := []throttle.Window{{Name: "pace", Limit: 1, Period: 10 * time.Second, Shared: true}}
-		inBubble(t, pace, func(t *testing.T, s *site) {
+		inBubble(t, pace, func(t *testing.T, s *batchSite) {
 			s.serve(succeed)
 			p := s.scheduler(batch.Batch{Name: "b", Tasks: calls(50), Tenants: batch.List("acme")})
 			f := s.fire(p, "b")
@@ -35,7 +35,7 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 		})
 	})
 	t.Run("its last task ends after its hours", func(t *testing.T) {
-		inBubble(t, many(), func(t *testing.T, s *site) {
+		inBubble(t, many(), func(t *testing.T, s *batchSite) {
 			var told atomic.Int64
 			s.serve(func(ctx context.Context, task *asynq.Task) error {
 				if task.Type() == "report" {
@@ -54,7 +54,7 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 	})
 	for _, overlap := range []batch.Overlap{batch.OverlapSkip, batch.OverlapQueue} {
 		t.Run("it was forgotten: "+string(overlap), func(t *testing.T) {
-			inBubble(t, many(), func(t *testing.T, s *site) {
+			inBubble(t, many(), func(t *testing.T, s *batchSite) {
 				b := batch.Batch{Name: "b", Overlap: overlap, Tasks: calls(3), Tenants: batch.List("acme")}
 				p := s.scheduler(b)
 				expect.Must(s, p.Pause(t.Context(), s.fire(p, "b")))
@@ -71,7 +71,7 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 		})
 	}
 	t.Run("Redis's clock was ahead", func(t *testing.T) {
-		inBubble(t, many(), func(t *testing.T, s *site) {
+		inBubble(t, many(), func(t *testing.T, s *batchSite) {
 			const key = "asynq:{default}:sluice:batch:b:last"
 			expect.Must(s, s.Redis.HSet(t.Context(), key, "* * * * * UTC", time.Now().Add(30*24*time.Hour).Unix()).Err())
 			p := s.scheduler(batch.Batch{Name: "b", Schedule: "* * * * *", Tasks: calls(3), Tenants: batch.List("acme")})
@@ -84,7 +84,7 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 
 // Ticks of a changed schedule that are over do not fire: they begin when the schedule is first known.
 func TestAChangedScheduleBeginsAnew(t *testing.T) {
-	inBubble(t, many(), func(t *testing.T, s *site) {
+	inBubble(t, many(), func(t *testing.T, s *batchSite) {
 		b := batch.Batch{Name: "b", Schedule: "6 0 * * *", Missed: batch.MissedOnce}
 		b.Tasks, b.Tenants = calls(3), batch.List("acme")
 		p := s.scheduler(b)
@@ -106,7 +106,7 @@ func TestAChangedScheduleBeginsAnew(t *testing.T) {
 
 // A firing that lasts is listed, and its tasks stay unique while they are held.
 func TestAFiringLastsForWeeks(t *testing.T) {
-	inBubble(t, many(), func(t *testing.T, s *site) {
+	inBubble(t, many(), func(t *testing.T, s *batchSite) {
 		unique := []asynq.Option{asynq.Unique(10 * time.Minute)}
 		b := batch.Batch{Name: "b", Options: unique, Tasks: calls(3), Tenants: batch.List("acme")}
 		var p *process
@@ -166,7 +166,7 @@ func TestWhatTheLineRefusesIsRejected(t *testing.T) {
 		time.Sleep(100 * time.Second)
 		status := s.status(p, f)
 		tenants := expect.Got(p.Tenants(t.Context(), f))(s)
-		a, b := of(t, tenants, 0), of(t, tenants, 1)
+		a, b := partOf(t, tenants, 0), partOf(t, tenants, 1)
 		expect.That(t, a.Done == 2 && a.Rejected == 8 && b.Done == 10, a, b)
 		expect.That(t, status.State == batch.StateDone && status.Done == 12 && status.Rejected == 8 && status.Reason != "", status)
 	})

@@ -89,7 +89,7 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 // withdraw moves waiting tasks, by a function for their indexes, and takes them out of their lines. If no
 // task ran before, and none runs after, it need not be called again.
 func (w *work) withdraw(ctx context.Context, r record, move func(indexes []int) error) error {
-	before, err := w.redis.Running(ctx, w.f)
+	running, err := w.redis.Running(ctx, w.f)
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func (w *work) withdraw(ctx context.Context, r record, move func(indexes []int) 
 	switch {
 	case err != nil:
 		return err
-	case len(before)+len(after) == 0:
+	case len(running)+len(after) == 0:
 		w.sweepDelay = -1
 	case w.sweepDelay <= 0:
 		w.sweepDelay = lookEvery

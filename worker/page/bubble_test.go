@@ -89,10 +89,10 @@ func TestChartsKnowWhatWasRecorded(t *testing.T) {
 	})
 }
 
-// hanging is a Redis that takes connections, and answers nothing.
-type hanging struct{}
+// A hungRedis takes connections, and answers nothing.
+type hungRedis struct{}
 
-func (hanging) MakeRedisClient() any {
+func (hungRedis) MakeRedisClient() any {
 	return redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
 		conn, _ := net.Pipe()
 		return conn, nil
@@ -106,9 +106,9 @@ func TestThePageWaitsForRedisInTime(t *testing.T) {
 		defer client.Close()
 		limiter := expect.Got(throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p", Match: []string{"*"},
 			Windows: []throttle.Window{{Name: "w", Limit: 1, Period: time.Hour}}}}}))(t)
-		enqueuer := expect.Got(worker.NewClient(hanging{}, worker.ClientConfig{Limiter: limiter}))(t)
+		enqueuer := expect.Got(worker.NewClient(hungRedis{}, worker.ClientConfig{Limiter: limiter}))(t)
 		defer enqueuer.Close()
-		inspector := asynq.NewInspector(hanging{})
+		inspector := asynq.NewInspector(hungRedis{})
 		defer inspector.Close()
 		p := expect.Got(page.New(page.Config{Client: enqueuer, Control: control.StoreOf(limiter), Inspector: inspector, Limiter: limiter}))(t)
 		for _, path := range []string{"/", "/?policy=p", "/?policy=p&like=a", "/?find=a", "/?task=a&queue=q", "/"} {
@@ -121,31 +121,31 @@ func TestThePageWaitsForRedisInTime(t *testing.T) {
 		}
 		time.Sleep(time.Minute) // until all calls have ended
 	}
-	synctest.Test(t, func(t *testing.T) { test(t, hanging{}.MakeRedisClient().(*redis.Client), true) })
+	synctest.Test(t, func(t *testing.T) { test(t, hungRedis{}.MakeRedisClient().(*redis.Client), true) })
 	synctest.Test(t, func(t *testing.T) { test(t, throttletest.InMemory(t).Client(t), false) })
 }
 
-// slow has some commands take seconds.
-type slow struct{ redis.Hook }
+// A slowHook has some commands take seconds.
+type slowHook struct{ redis.Hook }
 
-func (slow) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (slowHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if of, _ := ctx.Value(slow{}).(func(redis.Cmder) bool); of != nil && of(cmd) {
+		if isSlow, _ := ctx.Value(slowHook{}).(func(redis.Cmder) bool); isSlow != nil && isSlow(cmd) {
 			time.Sleep(2 * time.Second)
 		}
 		return next(ctx, cmd)
 	}
 }
 
-func (slow) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (slow) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (slowHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (slowHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 
 // However Redis hangs, an action is answered within 2 s. What has not begun then never does; the rest may have.
 func TestActionsWaitForRedisInTime(t *testing.T) {
 	t.Parallel()
-	for want, of := range map[string]func(redis.Cmder) bool{
+	for want, isSlow := range map[string]func(redis.Cmder) bool{
 		"Redis does not answer. Nothing has changed.": func(redis.Cmder) bool { return true },
 		"Redis does not answer: whether this was done, or a part of it, is not known. When Redis answers": func(cmd redis.Cmder) bool {
 			return strings.HasPrefix(cmd.Name(), "eval") && fmt.Sprint(cmd.Args()[2]) == "2" // the state and the log
@@ -153,7 +153,7 @@ func TestActionsWaitForRedisInTime(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			client := throttletest.InMemory(t).Client(t)
-			client.AddHook(slow{})
+			client.AddHook(slowHook{})
 			limiter := expect.Got(throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{{Name: "p",
 				Windows: []throttle.Window{{Name: "w", Limit: 1, Period: time.Hour}}}}}))(t)
 			store := control.StoreOf(limiter)
@@ -170,7 +170,7 @@ func TestActionsWaitForRedisInTime(t *testing.T) {
 			_, csrf, _ := strings.Cut(do("GET", "/?policy=p", nil).Body.String(), `name="csrf" value="`)
 			csrf, _, _ = strings.Cut(csrf, `"`)
 			begun := time.Now()
-			ctx = context.WithValue(ctx, slow{}, of)
+			ctx = context.WithValue(ctx, slowHook{}, isSlow)
 			text := do("POST", "/change", url.Values{"csrf": {csrf}, "policy": {"p"}, "what": {"pause"}, "for": {"1h"}, "why": {"a test"},
 				"sure": {"yes"}, "version": {"0"}}).Body.String()
 			took := time.Since(begun)

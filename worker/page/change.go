@@ -157,7 +157,7 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 			return nil, fmt.Errorf("for %q: must be a duration such as 30m or 2h", text)
 		}
 	}
-	do, shown, err := p.plan(ctx, a)
+	do, shown, err := p.preview(ctx, a)
 	if err != nil {
 		return nil, err
 	}
@@ -184,8 +184,8 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 	return shown, nil
 }
 
-// plan returns the function that does an action, and a preview of its effects.
-func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) error, shown *preview, err error) {
+// preview returns the function that does an action, and a preview of its effects.
+func (p *Page) preview(ctx context.Context, a *action) (do func(context.Context) error, shown *preview, err error) {
 	who := "all tenants"
 	if a.tenant != "" {
 		who = "tenant " + short(a.tenant)
@@ -216,11 +216,11 @@ func (p *Page) plan(ctx context.Context, a *action) (do func(context.Context) er
 			return err
 		}, shown, nil
 	case control.Dropped:
-		return p.planDrop(ctx, a)
+		return p.previewDrop(ctx, a)
 	case setLimit:
-		return p.planLimit(ctx, a, until)
+		return p.previewLimit(ctx, a, until)
 	case control.Overridden, front:
-		return p.planOverride(ctx, a, until)
+		return p.previewOverride(ctx, a, until)
 	}
 	return nil, nil, fmt.Errorf("what %q: must be an action of this page", a.what)
 }
@@ -229,7 +229,7 @@ func (p *Page) record(ctx context.Context, a *action, text string) error {
 	return p.config.Control.Record(ctx, control.Change{Author: a.author, Policy: a.policy, Tenant: a.tenant, Text: text, Kind: a.what})
 }
 
-func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) error, *preview, error) {
+func (p *Page) previewDrop(ctx context.Context, a *action) (func(context.Context) error, *preview, error) {
 	if p.config.Client == nil || a.tenant == "" {
 		return nil, nil, errors.New("drop: needs a tenant, and page.Config.Client")
 	}
@@ -259,8 +259,8 @@ func (p *Page) planDrop(ctx context.Context, a *action) (func(context.Context) e
 	}, shown, nil
 }
 
-// planLimit plans to publish another limit of a window, or to override the limit for a while.
-func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
+// previewLimit previews another limit of a window, published or as an override for a while.
+func (p *Page) previewLimit(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
 	if a.state.Version == 0 {
 		return nil, nil, errors.New("no policies are published: publish a policy file first, by sluice limits publish")
 	}
@@ -293,8 +293,8 @@ func (p *Page) planLimit(ctx context.Context, a *action, until string) (func(con
 	}, shown, nil
 }
 
-// planOverride plans to override one tenant's settings for a while.
-func (p *Page) planOverride(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
+// previewOverride previews an override of one tenant's settings for a while.
+func (p *Page) previewOverride(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
 	o, err := overrideOf(a.policy, a.tenant, a.form)
 	if a.what == front {
 		o, err = a.state.Front(a.policy, a.tenant, a.length)

@@ -14,8 +14,8 @@ import (
 
 // Spans of the charts.
 var spans = []struct {
-	Name string
-	Of   time.Duration
+	Name   string
+	Length time.Duration
 }{{"30m", 30 * time.Minute}, {"6h", 6 * time.Hour}, {"24h", usage.HistorySpan}}
 
 // Run records how many tasks wait, every 10 s until ctx ends. Processes with a usage.Counter record that, too, with

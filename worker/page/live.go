@@ -41,7 +41,7 @@ func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 	tick := time.NewTicker(liveEvery)
 	defer tick.Stop()
 	end := time.After(liveFor)
-	before, sent := "", time.Now()
+	previous, sent := "", time.Now()
 	for {
 		v := p.view(r.Context(), q, s)
 		if s != nil && s.Until.Before(v.At) {
@@ -54,11 +54,11 @@ func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		switch now := text.String(); {
-		case now != before:
+		case now != previous:
 			if !send("data: " + strings.ReplaceAll(now, "\n", "\ndata: ") + "\n\n") {
 				return
 			}
-			before, sent = now, time.Now()
+			previous, sent = now, time.Now()
 		case time.Since(sent) > quietFor:
 			if !send(": nothing new\n\n") {
 				return

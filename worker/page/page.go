@@ -65,7 +65,7 @@ type Page struct {
 	mux     *http.ServeMux
 	recent  recent        // answers of the limiter's Redis
 	asynq   recent        // and of asynq's
-	viewers chan struct{} // one entry for each browser that follows the page, at most maxViewers
+	viewers chan struct{} // one value for each browser that follows the page, at most maxViewers
 }
 
 // New returns a page. It calls no Redis. The error names the field of the Config that is invalid.

@@ -30,11 +30,11 @@ type recent struct {
 }
 
 type answer struct {
-	at     time.Time
-	before any // the value of the last answer
-	done   chan struct{}
-	value  any
-	err    error
+	at       time.Time
+	previous any // the value of the last answer
+	done     chan struct{}
+	value    any
+	err      error
 }
 
 var errSilent = errors.New("redis does not answer")
@@ -65,7 +65,7 @@ func remember[T any](r *recent, ctx context.Context, key string, ask func(contex
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) && time.Since(begun) > viewWithin/2 { // not a late one of many
 			r.fails()
 		}
-		value, _ := a.before.(T)
+		value, _ := a.previous.(T)
 		return value, errSilent
 	}
 }
@@ -76,7 +76,7 @@ func (r *recent) answered(a *answer, value any, err error) {
 		if isSilent(err) {
 			r.fails()
 		}
-		value = a.before
+		value = a.previous
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,17 +107,17 @@ func (r *recent) answer(key string) (a *answer, ours bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
-	before := r.answers[key]
-	if before != nil && now.Sub(before.at) < fresh {
-		return before, false
+	last := r.answers[key]
+	if last != nil && now.Sub(last.at) < fresh {
+		return last, false
 	}
 	a = &answer{at: now, done: make(chan struct{})}
-	if before != nil {
+	if last != nil {
 		select {
-		case <-before.done:
-			a.before = before.value
+		case <-last.done:
+			a.previous = last.value
 		default:
-			return before, false // it is still under way
+			return last, false // it is still under way
 		}
 	}
 	if r.answers == nil {

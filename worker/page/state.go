@@ -65,7 +65,7 @@ type policyView struct {
 	FailOpen bool
 	Granted  float64 // in a second, in the last whole minute or as its windows say
 	Limit    string  // of throttle.Requests, by a shared window
-	History  string  // the line of a chart
+	History  string  // the points of a chart
 	Status   status
 	Trend    int64 // how many more wait than a minute ago
 	Drains   time.Time

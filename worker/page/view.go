@@ -113,16 +113,16 @@ type down struct {
 // A chosenView is one policy, in detail.
 type chosenView struct {
 	policyView
-	Charts   *charts
-	Used     []usage.Use              // in the last hour, of all tenants
-	Tenant   string                   // if set, only this tenant is shown
-	Own      *inspect.State           // its tickets that are expected to start last
-	OwnAll   int64                    // its tickets that wait, in all queues
-	Override *throttle.TenantOverride // of Tenant, or if none is chosen for all
-	Paused   *throttle.Pause          // of Tenant, or if none is chosen of the policy
-	Rows     []tenantRow
-	Filters  []filter
-	Config   throttle.Policy
+	Charts    *charts
+	Used      []usage.Use              // in the last hour, of all tenants
+	Tenant    string                   // if set, only this tenant is shown
+	LastState *inspect.State           // its tickets that are expected to start last
+	Tickets   int64                    // its tickets that wait, in all queues
+	Override  *throttle.TenantOverride // of Tenant, or if none is chosen for all
+	Paused    *throttle.Pause          // of Tenant, or if none is chosen of the policy
+	Rows      []tenantRow
+	Filters   []filter
+	Config    throttle.Policy
 }
 
 // A tenantRow is a tenant in the list.
@@ -332,7 +332,7 @@ func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 			span = s
 		}
 	}
-	c.Charts = chartsOf(p.points(ctx, []string{q.Policy}, span.Of)[q.Policy], span.Name, c.policyView)
+	c.Charts = chartsOf(p.points(ctx, []string{q.Policy}, span.Length)[q.Policy], span.Name, c.policyView)
 	if q.Tenant == "" {
 		c.Used, _ = remember(&p.recent, ctx, "used\x00"+q.Policy, func(ctx context.Context) ([]usage.Use, error) {
 			return usage.Top(ctx, p.config.Limiter, q.Policy, 10)
@@ -349,10 +349,10 @@ func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 		}
 	}
 	for i, t := range c.Tenants {
-		if q.Tenant != "" && (i == 0 || t.Expected.After(c.Own.Expected)) {
-			c.Own = &c.Tenants[i]
+		if q.Tenant != "" && (i == 0 || t.Expected.After(c.LastState.Expected)) {
+			c.LastState = &c.Tenants[i]
 		}
-		c.OwnAll += t.Waiting
+		c.Tickets += t.Waiting
 	}
 	c.tenants(*v)
 	return c

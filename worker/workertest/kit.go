@@ -93,8 +93,8 @@ func (k *kit) spare(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 	case look:
 		k.looks[prefix] = time.Now()
 	case len(args) == 7 && strings.HasPrefix(key, "asynq:servers:{"):
-		before := k.heartbeat
-		if k.heartbeat = fmt.Sprint(args[5:]...); k.heartbeat == before {
+		previous := k.heartbeat
+		if k.heartbeat = fmt.Sprint(args[5:]...); k.heartbeat == previous {
 			script.SetVal("OK")
 			return next(ctx, redis.NewCmd(ctx, "expire", key, args[5]))
 		}

@@ -115,8 +115,8 @@ func (r *recorder) running() (only *Run) {
 	return only
 }
 
-// of returns the runs of a task, or all for the ID "", as they are now, but none of the first n of all.
-func (r *recorder) of(id string, n int) (runs []Run) {
+// copies returns the runs of a task, or all for the ID "", as they are now, but none of the first n of all.
+func (r *recorder) copies(id string, n int) (runs []Run) {
 	defer r.lock()()
 	for _, run := range r.runs[n:] {
 		if id == "" || run.ID == id {

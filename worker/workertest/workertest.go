@@ -143,7 +143,7 @@ func (w *Worker) left() (string, error) {
 }
 
 // Runs returns the runs of handlers so far, in the order in which they began.
-func (w *Worker) Runs() []Run { return w.runs.of("", 0) }
+func (w *Worker) Runs() []Run { return w.runs.copies("", 0) }
 
 // Run enqueues a task, and returns its first run when that has ended and asynq has stored the
 // outcome. Let no other task run meanwhile. The test fails if the task does not run within an hour,
@@ -152,15 +152,15 @@ func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Hour)
 	defer cancel()
-	before := func() int { defer w.runs.lock()(); return len(w.runs.runs) }() // perhaps of the same ID
+	earlier := func() int { defer w.runs.lock()(); return len(w.runs.runs) }() // perhaps of the same ID
 	info, err := w.Client.EnqueueContext(ctx, task, opts...)
 	w.must(err)
 	for ctx.Err() == nil {
-		if runs := w.runs.of(info.ID, before); len(runs) > 0 && !runs[0].End.IsZero() {
-			outcome, err := w.outcome(info, runs[0], before)
+		if runs := w.runs.copies(info.ID, earlier); len(runs) > 0 && !runs[0].End.IsZero() {
+			outcome, err := w.outcome(info, runs[0], earlier)
 			w.must(err)
 			if outcome != "" {
-				run := w.runs.of(info.ID, before)[0] // with what followed the end of its handler
+				run := w.runs.copies(info.ID, earlier)[0] // with what followed the end of its handler
 				run.Outcome = outcome
 				return run
 			}
@@ -171,8 +171,8 @@ func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
 	return Run{}
 }
 
-// outcome returns what became of the task by its first run after `before` others. It is empty until asynq has stored that.
-func (w *Worker) outcome(task *asynq.TaskInfo, run Run, before int) (Outcome, error) {
+// outcome returns what became of the task by its first run after `earlier` others. It is empty until asynq has stored that.
+func (w *Worker) outcome(task *asynq.TaskInfo, run Run, earlier int) (Outcome, error) {
 	info, err := w.Inspector.GetTaskInfo(task.Queue, task.ID)
 	switch {
 	case errors.Is(err, asynq.ErrTaskNotFound), err == nil && info.State == asynq.TaskStateCompleted:
@@ -183,7 +183,7 @@ func (w *Worker) outcome(task *asynq.TaskInfo, run Run, before int) (Outcome, er
 		return OutcomeArchived, nil
 	case info.Retried > run.Retried:
 		return OutcomeRetries, nil
-	case info.State == asynq.TaskStateActive && len(w.runs.of(task.ID, before)) == 1:
+	case info.State == asynq.TaskStateActive && len(w.runs.copies(task.ID, earlier)) == 1:
 		return "", nil
 	}
 	return OutcomeWaits, nil

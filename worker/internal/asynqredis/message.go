@@ -96,12 +96,12 @@ func (m Message) JoinKey() string {
 // WithDenial returns a copy of the message that notes a denial. The reason, which must be valid UTF-8, becomes its
 // last error, as asynq does with an error that is no failure. A message that cannot be read stays as it is.
 func (m Message) WithDenial(reason string, at time.Time) Message {
-	m = m.with(textOf(fieldErrorMsg, reason)).with(numberOf(fieldLastFailedAt, at.Unix()))
-	return m.with(numberOf(fieldDenied, 1))
+	m = m.withField(textOf(fieldErrorMsg, reason)).withField(numberOf(fieldLastFailedAt, at.Unix()))
+	return m.withField(numberOf(fieldDenied, 1))
 }
 
 // WithTurn returns a copy of the message that notes that the task has had its turn.
-func (m Message) WithTurn() Message { return m.with(numberOf(fieldHadTurn, 1)) }
+func (m Message) WithTurn() Message { return m.withField(numberOf(fieldHadTurn, 1)) }
 
 // WithRefusal returns a copy of the message that notes when the upstream first refused a call of the task
 // since its last failure. It also returns that time, which is now unless one was noted before.
@@ -109,12 +109,12 @@ func (m Message) WithRefusal(now time.Time) (Message, time.Time) {
 	if since := m.number(fieldRefusedSince); since != 0 {
 		return m, time.UnixMilli(since)
 	}
-	return m.with(numberOf(fieldRefusedSince, now.UnixMilli())), now
+	return m.withField(numberOf(fieldRefusedSince, now.UnixMilli())), now
 }
 
 // WithDeadline returns a copy of the message with another deadline. A message that cannot be read stays as it is.
 func (m Message) WithDeadline(at time.Time) Message {
-	return m.with(numberOf(fieldDeadline, at.Unix()))
+	return m.withField(numberOf(fieldDeadline, at.Unix()))
 }
 
 func (m Message) text(number protowire.Number) string {
@@ -135,8 +135,8 @@ func last[T any](m Message, number protowire.Number, kind protowire.Type, read f
 	return value
 }
 
-// with returns a copy of the message with the field set, or the message itself if it cannot be read.
-func (m Message) with(set field) Message {
+// withField returns a copy of the message with the field set, or the message itself if it cannot be read.
+func (m Message) withField(set field) Message {
 	out, read := make(Message, 0, len(m)+len(set.whole)), 0
 	for f := range m.fields() {
 		read += len(f.whole)

@@ -34,8 +34,8 @@ type taskQueue struct {
 	redis     *redis.Client
 }
 
-// elsewhere is a client that is not known to be of one node, as that of a Cluster: calls have a further key.
-type elsewhere struct{ redis.UniversalClient }
+// multiNode is a client that is not known to be of one node, as that of a Cluster: calls have a further key.
+type multiNode struct{ redis.UniversalClient }
 
 // each runs the test on real Redis and on miniredis, as it is, and as on a Cluster with every script call sent twice.
 func each(t *testing.T, test func(s *taskQueue)) {
@@ -49,7 +49,7 @@ func each(t *testing.T, test func(s *taskQueue)) {
 				connection := redis.UniversalClient(ours)
 				if how == "twice" {
 					ours.AddHook(hooktest.Hook(hooktest.Twice))
-					connection = elsewhere{ours}
+					connection = multiNode{ours}
 				}
 				ours.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 					_, enqueues := asynqredis.EnqueueOf(cmd.Args())

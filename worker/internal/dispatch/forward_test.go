@@ -37,7 +37,7 @@ func (b *bench) dueIn(id string) time.Duration {
 
 // Tasks that are due join their line, those whose ticket was lost join again, and those in line stay there.
 func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
-	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
 		b.later("at its time", 10*time.Second)
 		b.wait("default", "in line")
 		_, err := b.asynq.Store(b.Context(), "default", "", []asynqredis.EnqueueCall{b.message("default", "lost")}, time.Now())
@@ -66,7 +66,7 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 		_, err := b.asynq.Store(b.Context(), "default", "", []asynqredis.EnqueueCall{b.message("default", id)}, time.Now().Add(2*time.Minute))
 		b.ok(err)
 	}
-	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
 		b.wait("default", "in line")
 		b.later("at its time", time.Minute)
 		time.Sleep(121 * time.Second)
@@ -82,7 +82,7 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 		b.forward()
 		b.want("reports", b.logs.Count("stood in no line"), 1)
 	})
-	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
 		b.later("cannot join", time.Second)
 		b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Err: errLost})
 		for i := range 50 {
@@ -98,7 +98,7 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 
 // A task that joins and fits wakes another server at once, if this one has no slot.
 func TestATaskThatIsDueAndFitsWakesAServer(t *testing.T) {
-	inBubble(t, of(perHour(2)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(2)), nil, func(b *bench) {
 		b.wait("default", "a")
 		b.want("next", b.next(), "a")
 		b.later("b", time.Second)
@@ -113,7 +113,7 @@ func TestATaskThatIsDueAndFitsWakesAServer(t *testing.T) {
 
 // What joins no line goes where asynq forwards it.
 func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
-	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
+	inBubble(t, policies(perHour(1)), func(c *dispatch.Config) {
 		match := c.Match
 		c.Match = func(m asynqredis.Message, _ bool) (throttle.Request, bool) {
 			if m.Type() == "removed" { // its policy, since it was matched
@@ -148,7 +148,7 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 		if open {
 			p.FailOpen = true
 		}
-		inBubble(t, of(p), nil, func(b *bench) {
+		inBubble(t, policies(p), nil, func(b *bench) {
 			b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Err: errLost})
 			b.later("a", time.Second)
 			time.Sleep(2 * time.Second)
@@ -166,7 +166,7 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 
 // The reply to a join is lost. The ticket may be in line all the same: the line is asked.
 func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
-	inBubble(t, of(perHour(1)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
+	inBubble(t, policies(perHour(1)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
 		b.toLimiter.Store(loses(sitetest.WithArg("join")))
 		b.want("next", b.next(), "none")
 		b.want("next", b.next(), "none") // the next look at an empty line is in five seconds
@@ -181,7 +181,7 @@ func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
 
 // Should the server die before a task joins, another one finds it in seconds, and not in two minutes.
 func TestATaskThatHasNotJoinedYetIsDueSoon(t *testing.T) {
-	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
 		var before time.Duration
 		b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Meanwhile: func() { before = b.dueIn("a") }})
 		b.later("a", time.Second)
@@ -199,7 +199,7 @@ func (scriptError) RedisError() {}
 
 // One ticket that no script can decide holds up no others.
 func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
-	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
 		unlucky := func(args []any) bool { return strings.Contains(fmt.Sprint(args...), "unlucky") }
 		b.toLimiter.Store(&sitetest.Fault{Is: unlucky, Err: scriptError{errors.New("ERR user_script:1: oh")}})
 		for _, id := range []string{"a", "unlucky", "c"} {

@@ -18,7 +18,7 @@ import (
 func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
-			inBubble(t, of(perHour(3)), slots(8), func(b *bench) {
+			inBubble(t, policies(perHour(3)), slots(8), func(b *bench) {
 				b.wait("default", "a", "b", "c", "d")
 				b.toAsynq.Store(&sitetest.Fault{Is: sitetest.IsPick, Lost: lost, Err: errLost})
 				for range 5 {
@@ -38,7 +38,7 @@ func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 
 // A take is not answered in time. The next one hands out what it got, which is as old as its charge.
 func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
-	inBubble(t, of(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
 		b.wait("default", "a")
 		b.toLimiter.during(func() { time.Sleep(2 * dispatch.TakeTimeout) })
 		charged := time.Now()
@@ -57,7 +57,7 @@ func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
 // The reply of a take is lost, and the next take is of other queues. The tickets go back to their line, even if
 // the limiter does not answer at once, and are taken again.
 func TestALostTakeThatIsRepeatedForOtherQueues(t *testing.T) {
-	inBubble(t, of(perHour(1)), func(c *dispatch.Config) {
+	inBubble(t, policies(perHour(1)), func(c *dispatch.Config) {
 		c.Strict, c.Queues = true, map[string]int{"high": 2, "low": 1}
 	}, func(b *bench) {
 		b.want("next", b.next(), "none")
@@ -79,7 +79,7 @@ func TestALostTakeThatIsRepeatedForOtherQueues(t *testing.T) {
 
 // A server that stops before a lost pick was repeated puts the tasks back, and their tickets.
 func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
-	inBubble(t, of(perHour(2)), slots(8), func(b *bench) {
+	inBubble(t, policies(perHour(2)), slots(8), func(b *bench) {
 		b.wait("default", "a", "b")
 		b.toAsynq.Store(loses(sitetest.IsPick))
 		_, ok := b.Next(b.Context())
@@ -118,7 +118,7 @@ func TestReadyTasksGoBack(t *testing.T) {
 		{"shut down", func(b *bench) { b.Close(b.Context()) }},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
+			inBubble(t, policies(perHour(100)), slots(4), func(b *bench) {
 				b.wait("default", "a", "b", "c", "d", "e", "f")
 				b.enqueue("plain", "default", "p", "q")
 				b.want("next", b.next(), "a")
@@ -140,7 +140,7 @@ func TestReadyTasksGoBack(t *testing.T) {
 
 // A server is told to stop while it picks tasks. Those that it does not hand out any more go back.
 func TestAServerThatStopsDuringAPickPutsTasksBack(t *testing.T) {
-	inBubble(t, of(perHour(100)), slots(4), func(b *bench) {
+	inBubble(t, policies(perHour(100)), slots(4), func(b *bench) {
 		b.wait("default", "a", "b")
 		b.toAsynq.Store(&sitetest.Fault{Is: sitetest.IsPick, Lost: true, Meanwhile: b.Stop})
 		_, ok := b.Next(b.Context())
@@ -159,20 +159,20 @@ func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
 	region := p.Windows[0]
 	region.Name, region.Per = "region", []string{"region"}
 	p.Windows = append(p.Windows, region)
-	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
+	inBubble(t, policies(perHour(100)), slots(3), func(b *bench) {
 		b.wait("default", "a", "b", "c")
-		b.ok(b.limiter.SetPolicies(of(p)))
+		b.ok(b.limiter.SetPolicies(policies(p)))
 		b.want("next", b.next(), "a")
 		b.want("ready", b.state("default", "b")+" "+b.state("default", "c"), "active active")
 		time.Sleep(2 * time.Second)
 		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "pending pending") // without a region
 		b.want("ran", b.run(2), "[b c]")
 	})
-	inBubble(t, of(perHour(100)), nil, func(b *bench) { // nor if their queue is paused
+	inBubble(t, policies(perHour(100)), nil, func(b *bench) { // nor if their queue is paused
 		b.want("next", b.next(), "none")
 		b.ok(b.tools.PauseQueue("default"))
 		b.wait("default", "a")
-		b.ok(b.limiter.SetPolicies(of(p)))
+		b.ok(b.limiter.SetPolicies(policies(p)))
 		b.want("next", b.next(), "none")
 		b.want("forwarded", b.forward(), 1)
 		b.want("a", b.state("default", "a"), "pending")
@@ -185,10 +185,10 @@ func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
 func TestTasksOfAFormerShardReserveInOrder(t *testing.T) {
 	p := perHour(2)
 	p.Shards = 3
-	inBubble(t, of(p), slots(4), func(b *bench) {
+	inBubble(t, policies(p), slots(4), func(b *bench) {
 		b.waitIn(b.limiter.LineOf("api", "acme"), "default", "a", "b", "c", "d")
 		p.Shards = 2
-		b.ok(b.limiter.SetPolicies(of(p)))
+		b.ok(b.limiter.SetPolicies(policies(p)))
 		b.want("next", b.next(), "a")
 		time.Sleep(600 * time.Millisecond)
 		b.want("b, c and d", b.state("default", "b")+" "+b.state("default", "c")+" "+b.state("default", "d"), "scheduled scheduled scheduled")
@@ -197,14 +197,14 @@ func TestTasksOfAFormerShardReserveInOrder(t *testing.T) {
 		b.Ended()
 		b.want("in line", b.inLine(), "[c d]")
 		p.Windows[0].Limit = 4
-		b.ok(b.limiter.SetPolicies(of(p)))
+		b.ok(b.limiter.SetPolicies(policies(p)))
 		b.want("ran", b.run(2), "[c d]")
 	})
 }
 
 // While asynq's Redis is away nothing is forgotten, and what it did meanwhile is undone or goes on.
 func TestReadyTasksOutlastAnOutage(t *testing.T) {
-	inBubble(t, of(perHour(100)), slots(3), func(b *bench) {
+	inBubble(t, policies(perHour(100)), slots(3), func(b *bench) {
 		b.wait("default", "a", "b", "c")
 		b.want("next", b.next(), "a")
 		b.toAsynq.Store(&sitetest.Fault{Is: func([]any) bool { return true }, Err: errLost})
@@ -268,7 +268,7 @@ func TestALastAttemptOutlastsAnOutage(t *testing.T) {
 // A task that is active when its ticket is taken runs elsewhere, or is on its way back to wait. Its ticket
 // leaves, and its units are for the next. If it is put back to wait it is due, and joins in front.
 func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
-	inBubble(t, of(perHour(3)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(3)), nil, func(b *bench) {
 		b.wait("default", "a", "b", "c", "d")
 		call := b.asynq.NewCall()
 		message := b.message("default", "a").Message
@@ -291,7 +291,7 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 
 // What is gone, has ended, is pending or waits for something else leaves, and its units are for the next.
 func TestWhatCannotBePickedLeaves(t *testing.T) {
-	inBubble(t, of(perHour(1)), slots(4), func(b *bench) {
+	inBubble(t, policies(perHour(1)), slots(4), func(b *bench) {
 		b.wait("default", "deleted", "archived", "kept", "run by hand", "another", "last")
 		b.ok(b.tools.DeleteTask("default", "deleted"))
 		b.ok(b.tools.ArchiveTask("default", "archived"))

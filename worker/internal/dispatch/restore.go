@@ -11,11 +11,11 @@ import (
 // restore puts the ready tasks back, and their tickets to their positions, if the first task was made active before a
 // time. The last one goes first, so that pending tasks keep their order. It reports whether it succeeded. If not, it
 // has slept: the tasks that are left, with the one that failed, are still ready.
-func (d *Dispatcher) restore(before time.Time) bool {
+func (d *Dispatcher) restore(cutoff time.Time) bool {
 	for {
 		d.mu.Lock()
 		last := len(d.buffer.ready) - 1
-		if last < 0 || d.buffer.ready[0].activeSince.After(before) {
+		if last < 0 || d.buffer.ready[0].activeSince.After(cutoff) {
 			d.mu.Unlock()
 			return true
 		}

@@ -85,7 +85,7 @@ func (d *Dispatcher) serve() {
 			d.wait(d.nextRound(time.Now()))
 		}
 	}
-	for !d.restore(time.Now()) && d.ctx.Err() == nil { // it pauses after an error
+	for !d.restore(time.Now()) && d.ctx.Err() == nil { // it waits after an error
 	}
 	for _, set := range d.sets {
 		for _, l := range set.lines {

@@ -212,7 +212,7 @@ func (b *bench) waitIn(line, queue string, ids ...string) {
 // message is what asynq's client would enqueue.
 func (b *bench) message(queue, id string) (call asynqredis.EnqueueCall) {
 	b.Helper()
-	opt := hooktest.With(made{b.client}, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	opt := hooktest.With(sitetest.Dialed{Options: sitetest.SameRedis(b.client.(*redis.Client))}, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		var ok bool
 		if call, ok = asynqredis.EnqueueOf(cmd.Args()); !ok {
 			return next(ctx, cmd)
@@ -225,13 +225,6 @@ func (b *bench) message(queue, id string) (call asynqredis.EnqueueCall) {
 	_, err := client.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.Queue(queue), asynq.TaskID(id), asynq.MaxRetry(1))
 	b.ok(err)
 	return call
-}
-
-type made struct{ of redis.UniversalClient }
-
-func (m made) MakeRedisClient() any {
-	o := *m.of.(*redis.Client).Options()
-	return redis.NewClient(&redis.Options{Dialer: o.Dialer, MaintNotificationsConfig: o.MaintNotificationsConfig})
 }
 
 // enqueue enqueues tasks of a type by a plain client.

@@ -80,9 +80,9 @@ func workOfClient(s *sitetest.Site) {
 // firesABatch has a scheduler enqueue tasks, pause and resume their firing, and tell how far it is: so many tasks.
 func firesABatch(s *sitetest.Site) (n int) {
 	s.Helper()
-	of := expect.Got(batch.Template{Type: "x", Count: 3}.Tasks())(s)
+	tasks := expect.Got(batch.Template{Type: "x", Count: 3}.Tasks())(s)
 	scheduler, err := batch.NewScheduler(s.Asynq, batch.Config{
-		Batches: []batch.Batch{{Name: "b", Tasks: of, Tenants: batch.List("acme", "")}}, Client: worker.ClientConfig{Limiter: s.Limiter},
+		Batches: []batch.Batch{{Name: "b", Tasks: tasks, Tenants: batch.List("acme", "")}}, Client: worker.ClientConfig{Limiter: s.Limiter},
 	})
 	expect.Must(s, err)
 	ctx, cancel := context.WithCancel(s.Context())
@@ -200,13 +200,13 @@ func workOfOperator(s *sitetest.Site) {
 	must(errOf(inspect.Of(s.Limiter).Explain(s.Context(), throttle.Ticket{Queue: "default", ID: "none"})))
 	must(s.Client(s.Limiter).Ping())
 	must(i.DeleteQueue("default", true))
-	by, of := limits.Author{Who: "ops", Why: "a test"}, store(s)
-	must(errOf(of.Publish(s.Context(), s.Limiter.Policies(), 0, by)))
-	must(of.Pause(s.Context(), "api", "acme", time.Minute, by))
-	must(errOf(of.End(s.Context(), limits.Resumed, "api", "acme", by)))
+	author, controls := limits.Author{Who: "ops", Why: "a test"}, store(s)
+	must(errOf(controls.Publish(s.Context(), s.Limiter.Policies(), 0, author)))
+	must(controls.Pause(s.Context(), "api", "acme", time.Minute, author))
+	must(errOf(controls.End(s.Context(), limits.Resumed, "api", "acme", author)))
 	must(errOf(s.Limiter.Reset(s.Context(), "api", "")))
 	must(errOf(s.Client(s.Limiter).Drop(s.Context(), worker.DropOptions{Policy: "api", Tenant: "acme"})))
-	changes := expect.Got(of.Changes(s.Context(), 10))(s)
+	changes := expect.Got(controls.Changes(s.Context(), 10))(s)
 	expect.That(s, len(changes) == 3, "the log:", changes)
 }
 

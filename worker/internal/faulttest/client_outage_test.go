@@ -80,13 +80,13 @@ func TestACallersTimeIsNoOutage(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
-		client := s.Client(s.AnotherLimiter(hooktest.Hook(func(of context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		client := s.Client(s.AnotherLimiter(hooktest.Hook(func(callCtx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if ctx.Err() == nil && hooktest.IsScript(cmd) {
-				<-of.Done()
-				cmd.SetErr(of.Err())
-				return of.Err()
+				<-callCtx.Done()
+				cmd.SetErr(callCtx.Err())
+				return callCtx.Err()
 			}
-			return next(of, cmd)
+			return next(callCtx, cmd)
 		})))
 		expect.Must(t, expect.ErrOf(client.EnqueueContext(ctx, sitetest.AcmeTask())))
 		var start worker.ExpectedStart

@@ -17,27 +17,27 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// skewed makes Redis run by another clock for the limiter's scripts, as time goes on.
-type skewed struct{ by time.Duration }
+// A redisClock makes Redis run by another clock for the limiter's scripts, as time goes on.
+type redisClock struct{ offset time.Duration }
 
-func (o skewed) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+func (o redisClock) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	if args := cmd.Args(); strings.HasPrefix(cmd.Name(), "eval") {
 		now := 3 + args[2].(int) // the first argument of each of our scripts
-		args[now] = time.Now().Add(o.by).UnixMicro()
+		args[now] = time.Now().Add(o.offset).UnixMicro()
 	}
 	return next(ctx, cmd)
 }
 
 // The clocks of all workers are off from that of Redis: nobody notices.
 func TestWorkersClocksAreOff(t *testing.T) {
-	for _, by := range []time.Duration{-5 * time.Minute, 5 * time.Minute} {
+	for _, offset := range []time.Duration{-5 * time.Minute, 5 * time.Minute} {
 		for _, earliestReset := range []bool{false, true} {
-			t.Run(fmt.Sprint(by, " ", earliestReset), func(t *testing.T) {
+			t.Run(fmt.Sprint(offset, " ", earliestReset), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					p := sitetest.Policy(4, 10*time.Second)
 					p.EarliestReset = earliestReset
 					s := sitetest.NewInBubble(t, p)
-					s.Limiter = s.AnotherLimiter(hooktest.Hook(skewed{by}.see))
+					s.Limiter = s.AnotherLimiter(hooktest.Hook(redisClock{offset}.see))
 					s.Serve(s.Ok)
 					s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
 					s.SleepUntil(16, 2*time.Minute)
@@ -54,18 +54,18 @@ func TestWorkersClocksAreOff(t *testing.T) {
 	}
 }
 
-// ahead is the clock of one worker, by what it hands to asynq's Redis: when tasks come back and it forwards.
-type ahead struct{ by time.Duration }
+// A workerClock is the clock of one worker, by what it hands to asynq's Redis: when tasks come back and it forwards.
+type workerClock struct{ offset time.Duration }
 
-func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+func (a workerClock) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	args := cmd.Args()
 	shift := func(i int) {
 		switch at := args[i].(type) {
 		case int64:
-			args[i] = at + int64(a.by/time.Second)
+			args[i] = at + int64(a.offset/time.Second)
 		case string:
 			if seconds, err := strconv.ParseInt(at, 10, 64); err == nil {
-				args[i] = strconv.FormatInt(seconds+int64(a.by/time.Second), 10)
+				args[i] = strconv.FormatInt(seconds+int64(a.offset/time.Second), 10)
 			}
 		}
 	}
@@ -91,11 +91,11 @@ func (a ahead) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 // The clocks of workers differ. By less than the fallback is late, that costs nothing. By more,
 // tasks whose fallback seems to have come wake in vain, and nothing else happens.
 func TestWorkersClocksDiffer(t *testing.T) {
-	sitetest.EachBubble(t, sitetest.Values(-5*time.Minute, 90*time.Second, 5*time.Minute), func(t *testing.T, by time.Duration) {
+	sitetest.EachBubble(t, sitetest.Values(-5*time.Minute, 90*time.Second, 5*time.Minute), func(t *testing.T, offset time.Duration) {
 		s := sitetest.NewInBubble(t, sitetest.Policy(4, 10*time.Second))
 		s.Serve(s.Ok)
 		right := s.Asynq
-		s.Asynq = hooktest.With(right, hooktest.Hook((ahead{by}).see))
+		s.Asynq = hooktest.With(right, hooktest.Hook((workerClock{offset}).see))
 		s.Serve(s.Ok, s.Apart)
 		s.Asynq = right
 		s.EnqueueMany("acme", 0, 16, asynq.MaxRetry(0))
@@ -103,7 +103,7 @@ func TestWorkersClocksDiffer(t *testing.T) {
 		s.WantOnceEach(t, 16)
 		s.WantCounters(sitetest.Counters{Processed: 16})
 		sitetest.WantNeverOver(t, s.Grants(), 4, 10*time.Second)
-		if by.Abs() < sitetest.FallbackMin {
+		if offset.Abs() < sitetest.FallbackMin {
 			s.WantWakes(sitetest.DeniedAndRun)
 		}
 	})

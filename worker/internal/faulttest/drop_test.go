@@ -43,13 +43,13 @@ func TestADropOfManyTasks(t *testing.T) {
 		}
 		cancel()
 	}()
-	of := worker.DropOptions{Policy: "api", Tenant: "acme"}
-	first, err := c.Drop(ctx, of)
+	options := worker.DropOptions{Policy: "api", Tenant: "acme"}
+	first, err := c.Drop(ctx, options)
 	expect.Require(t, errors.Is(err, context.Canceled) && first != 0 && left() == times*len(tasks)-first,
 		"interrupted after", first, left(), "wait,", err)
 	s.Redis.ConfigResetStat(t.Context())
 	begun := time.Now()
-	rest, err := c.Drop(t.Context(), of)
+	rest, err := c.Drop(t.Context(), options)
 	all := times * (len(tasks) - 1)
 	expect.Require(t, err == nil && first+rest == all, "dropped", first, "and", rest, "of", all, err)
 	var calls int

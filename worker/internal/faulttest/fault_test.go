@@ -106,9 +106,9 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 				s.Enqueue(sitetest.AcmeTask(), opts...)
 				theirs, ours := s.Configs()
 				theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-				said := &sitetest.Logs{}
-				theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Logs: said}, asynq.WarnLevel
-				inside := &kept{RedisConnOpt: s.Asynq}
+				logs := &sitetest.Logs{}
+				theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Logs: logs}, asynq.WarnLevel
+				inside := &keepingConn{RedisConnOpt: s.Asynq}
 				var server interface {
 					Start(asynq.Handler) error
 					Shutdown()
@@ -129,20 +129,20 @@ func TestTasksEndInSpiteOfAnOutage(t *testing.T) {
 				time.Sleep(20 * time.Second)
 				s.WantCounters(row.want)
 				expect.That(t, (row.plain || f.Count() == row.fails) && f.Count() != 0 && len(s.Runs()) == 1 &&
-					said.Count("retry syncing") > 0 == row.plain, f.Count(), "calls have failed, want", row.fails,
-					"ran", s.Runs(), "asynq says", said)
+					logs.Count("retry syncing") > 0 == row.plain, f.Count(), "calls have failed, want", row.fails,
+					"ran", s.Runs(), "asynq says", logs)
 			})
 		})
 	}
 }
 
-// kept keeps the client that it makes: hooks that are added later are nearer to Redis.
-type kept struct {
+// A keepingConn keeps the client that it makes: hooks that are added later are nearer to Redis.
+type keepingConn struct {
 	asynq.RedisConnOpt
 	made redis.UniversalClient
 }
 
-func (k *kept) MakeRedisClient() any {
+func (k *keepingConn) MakeRedisClient() any {
 	made := k.RedisConnOpt.MakeRedisClient()
 	k.made = made.(redis.UniversalClient)
 	return made

@@ -156,16 +156,16 @@ func TestFaultsOfARedisServer(t *testing.T) {
 // had them join. Those that come after them do not wait for them.
 func TestLimitersRedisRestartsEmpty(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(4, time.Minute), func(t *testing.T, s *sitetest.Site) {
-		own := sitetest.NewInBubble(t, sitetest.Policy(4, time.Minute))
-		s.Limiter = own.Limiter
+		limiters := sitetest.NewInBubble(t, sitetest.Policy(4, time.Minute))
+		s.Limiter = limiters.Limiter
 		const n = 24
 		s.Serve(s.Ok)
 		s.EnqueueMany("acme", 0, n/2, asynq.MaxRetry(0))
 		time.Sleep(time.Second)
 		s.JoinMany(s.Client(s.Limiter), "acme", n/2, n/2, asynq.MaxRetry(0))
 		time.Sleep(149 * time.Second)
-		own.Redis.FlushAll(t.Context())
-		own.Redis.ScriptFlush(t.Context())
+		limiters.Redis.FlushAll(t.Context())
+		limiters.Redis.ScriptFlush(t.Context())
 		flushed := time.Now()
 		s.EnqueueMany("acme", n, 4, asynq.MaxRetry(0))
 		s.SleepUntil(n+4, 10*time.Minute)
@@ -179,6 +179,6 @@ func TestLimitersRedisRestartsEmpty(t *testing.T) {
 		s.WantReported(nil, nil)
 		since := slices.DeleteFunc(s.Grants(), func(g sitetest.Grant) bool { return g.At.Before(flushed) })
 		sitetest.WantNeverOver(t, since, 4, time.Minute)
-		own.WantNobodyInLine()
+		limiters.WantNobodyInLine()
 	})
 }

@@ -126,7 +126,7 @@ func TestAnEndWhoseReplyWasLost(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(int(row.fails)))
 		theirs, ours := s.Configs()
 		theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-		inside := &kept{RedisConnOpt: s.Asynq}
+		inside := &keepingConn{RedisConnOpt: s.Asynq}
 		server := expect.Got(worker.NewServer(inside, theirs, ours))(t)
 		t.Cleanup(server.Shutdown)
 		inside.made.AddHook(hooktest.Hook(lost.See))

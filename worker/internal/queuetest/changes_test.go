@@ -99,9 +99,9 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 // task. The small tasks of other tenants go on at the full rate.
 func TestCutBelowTheCostOfWaitingTasks(t *testing.T) {
 	const costly, small, limit = 20, 80, 6
-	own := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
+	perTenant := throttle.Window{Name: "own", Limit: 10, Period: time.Second}
 	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Shared: true}
-	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{own, all}}
+	p := throttle.Policy{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{perTenant, all}}
 	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, plain bool) {
 		s := sitetest.NewInBubble(t, p)
 		s.Serve(s.Ok)

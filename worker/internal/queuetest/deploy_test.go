@@ -20,24 +20,24 @@ import (
 // In a rolling deploy, two servers of the old version and two of the new one serve tasks of old and new clients
 // together. All tasks run at the pace of the limits, whatever their policy was when they joined.
 func TestARollingDeployKeepsTasksInLine(t *testing.T) {
-	own := throttle.Window{Name: "own", Limit: 20, Period: time.Second}
+	perTenant := throttle.Window{Name: "own", Limit: 20, Period: time.Second}
 	user := throttle.Window{Name: "user", Limit: 5, Period: time.Second, Per: []string{"tenant", "user"}}
 	site := throttle.Window{Name: "site", Limit: 10, Period: time.Second, Per: []string{"site"}}
 	all := throttle.Window{Name: "all", Limit: 20, Period: time.Second, Shared: true}
 	api := func(windows ...throttle.Window) throttle.Policy {
 		return throttle.Policy{Name: "api", Match: []string{"*"}, Windows: windows}
 	}
-	observed := api(own)
+	observed := api(perTenant)
 	observed.Observe = true
 	type row struct{ before, after throttle.Policy }
 	sitetest.EachBubble(t, map[string]row{
-		"a user's window comes":        {api(own), api(own, user)},
-		"a user's window goes":         {api(own, user), api(own)},
-		"a user's window for a site's": {api(own, user), api(own, site)},
-		"a tenant's window comes":      {api(all), api(own, all)},
-		"a shared window comes":        {api(own), api(own, all)},
-		"enforced after observed":      {observed, api(own)},
-		"observed after enforced":      {api(own), observed},
+		"a user's window comes":        {api(perTenant), api(perTenant, user)},
+		"a user's window goes":         {api(perTenant, user), api(perTenant)},
+		"a user's window for a site's": {api(perTenant, user), api(perTenant, site)},
+		"a tenant's window comes":      {api(all), api(perTenant, all)},
+		"a shared window comes":        {api(perTenant), api(perTenant, all)},
+		"enforced after observed":      {observed, api(perTenant)},
+		"observed after enforced":      {api(perTenant), observed},
 	}, func(t *testing.T, row row) {
 		s := sitetest.NewInBubble(t, row.before)
 		s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {

@@ -50,7 +50,7 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 		s.JoinMany(client, "acme", 0, 3) // now, in 1 h, in 2 h; the next in 3 h
 		before := slices.Sorted(slices.Values(s.Redis.Keys(t.Context(), "*").Val()))
 		now := time.Now().Truncate(time.Second)
-		by := func(in time.Duration) asynq.Option { return asynq.Deadline(now.Add(in)) }
+		within := func(in time.Duration) asynq.Option { return asynq.Deadline(now.Add(in)) }
 		unique := asynq.Unique(time.Hour)
 		for _, row := range []struct {
 			opts     []asynq.Option
@@ -62,11 +62,11 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 			{[]asynq.Option{worker.MaxWait(time.Hour), worker.Backlog(100)}, 0, "longer than 1h0m0s"},
 			{[]asynq.Option{worker.MaxWait(24 * time.Hour), worker.Backlog(2)}, 0, "2 wait already"},
 			{[]asynq.Option{worker.Backlog(3), unique}, 0, "3 wait already"},
-			{[]asynq.Option{by(150 * time.Minute)}, 150 * time.Minute, ", deadline 20"},
-			{[]asynq.Option{by(-time.Minute)}, -time.Minute, ", deadline 20"},
-			{[]asynq.Option{by(time.Minute), unique}, time.Minute, ", deadline 20"},
-			{[]asynq.Option{by(time.Minute), worker.MaxWait(24 * time.Hour), worker.Backlog(100)}, time.Minute, ", deadline 20"},
-			{[]asynq.Option{by(time.Hour), worker.MaxWait(time.Minute)}, 0, "longer than 1m0s"},
+			{[]asynq.Option{within(150 * time.Minute)}, 150 * time.Minute, ", deadline 20"},
+			{[]asynq.Option{within(-time.Minute)}, -time.Minute, ", deadline 20"},
+			{[]asynq.Option{within(time.Minute), unique}, time.Minute, ", deadline 20"},
+			{[]asynq.Option{within(time.Minute), worker.MaxWait(24 * time.Hour), worker.Backlog(100)}, time.Minute, ", deadline 20"},
+			{[]asynq.Option{within(time.Hour), worker.MaxWait(time.Minute)}, 0, "longer than 1m0s"},
 		} {
 			info, err := client.EnqueueContext(t.Context(), sitetest.AcmeTask(), row.opts...)
 			var d throttle.Decision
@@ -88,7 +88,7 @@ func TestARefusedTaskLeavesNothing(t *testing.T) {
 		s.WantStates("default", 0, 3)
 		expect.Equal(t, len(s.InLine()), 3, "stand in line, want 3")
 		// What fits under all is planned; another tenant has a backlog of its own.
-		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.AcmeTask(by(4*time.Hour)), worker.MaxWait(24*time.Hour), worker.Backlog(4))))
+		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.AcmeTask(within(4*time.Hour)), worker.MaxWait(24*time.Hour), worker.Backlog(4))))
 		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.Task("beta"), worker.Backlog(1))))
 	})
 }

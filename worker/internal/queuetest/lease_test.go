@@ -104,16 +104,16 @@ func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 			}
 		}
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			own, other := "alpha", "beta"
+			policy, other := "alpha", "beta"
 			if strings.HasPrefix(task.Type(), "beta") {
-				own, other = other, own
+				policy, other = other, policy
 			}
-			begin(own)
+			begin(policy)
 			<-began[other] // both hold their own slot
 			if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: other, MaxWait: time.Hour}); err != nil {
 				if errors.As(err, new(*throttle.DeniedError)) {
 					mu.Lock()
-					denied[own]++
+					denied[policy]++
 					mu.Unlock()
 				}
 				return err
@@ -140,10 +140,10 @@ func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 // or to be requeued would go on for ever. A slot that others hold is another matter, as is one of
 // another scope, or after the task's own was given back.
 func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
-	own := sitetest.AtOnceOf("api", 2)
-	own.Match = []string{"*"}
+	policy := sitetest.AtOnceOf("api", 2)
+	policy.Match = []string{"*"}
 	each := throttle.Window{Name: "each", Limit: 100, Period: time.Minute, Per: []string{"tenant", "repo"}}
-	own.Windows = append(own.Windows, each)
+	policy.Windows = append(policy.Windows, each)
 	for _, row := range []struct {
 		name, tenant   string
 		repo           string
@@ -158,7 +158,7 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 		{name: "after Cancel", cost: 1, reserve: 2, cancels: true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			sitetest.OnRedis(t, []throttle.Policy{own}, func(t *testing.T, s *sitetest.Site) {
+			sitetest.OnRedis(t, []throttle.Policy{policy}, func(t *testing.T, s *sitetest.Site) {
 				slots := func(n int64) map[string]int64 { return map[string]int64{throttle.Requests: n} }
 				repo := map[string]string{"repo": "a"}
 				hold := func(tenant string, n int64) {
@@ -197,7 +197,7 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 				if err := <-reserved; row.never {
 					var never *throttle.RequestError
 					want := throttle.RequestError{
-						Policy: "api", Window: own.Windows[0].Name, Field: "cost requests", Value: row.reserve,
+						Policy: "api", Window: policy.Windows[0].Name, Field: "cost requests", Value: row.reserve,
 						Hint: fmt.Sprintf("never fits beside the %d that the job holds: the window holds 2 at most", row.cost),
 					}
 					expect.That(t, errors.As(err, &never) && *never == want, "reserved:", err, ", want", &want)

@@ -216,8 +216,8 @@ func TestARemovedPolicyKeepsItsWindows(t *testing.T) {
 			servers = nil
 			for range 3 {
 				limiter := s.AnotherLimiter()
-				own := control.StoreOf(limiter)
-				f := own.Follow(t.Context(), control.FollowConfig{})
+				store := control.StoreOf(limiter)
+				f := store.Follow(t.Context(), control.FollowConfig{})
 				t.Cleanup(func() { f.Close() })
 				servers = append(servers, s.Serve(s.Ok, sitetest.By(limiter)))
 			}

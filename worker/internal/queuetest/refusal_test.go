@@ -43,7 +43,7 @@ func fetch(ctx context.Context, client *http.Client, url string) error {
 
 // The handler knows nothing of refusals: it fails by the status. The task has no retry to lose.
 func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
-	own, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
+	tasks, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
 	calls.Name, calls.Match = "calls", nil
 	reserved := httpthrottle.TransportConfig{LearnOnly: true} // by the task
 	reserves := httpthrottle.TransportConfig{Policy: "calls"}
@@ -63,9 +63,9 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 		"503 without a time, only the call has a policy": {nil, reserves, http.StatusServiceUnavailable, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			own := own
-			own.Match = row.match
-			sitetest.OnRedis(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
+			tasks := tasks
+			tasks.Match = row.match
+			sitetest.OnRedis(t, []throttle.Policy{tasks, calls}, func(t *testing.T, s *sitetest.Site) {
 				var asked atomic.Int64
 				upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					if asked.Add(1) == 1 {
@@ -252,9 +252,9 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 
 // The policy that refuses a call says for how long it may, also if the task has another.
 func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
-	own, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
+	tasks, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
 	calls.Name, calls.Match, calls.MaxRefusedWait = "calls", nil, 2*time.Millisecond
-	sitetest.OnRedis(t, []throttle.Policy{own, calls}, func(t *testing.T, s *sitetest.Site) {
+	sitetest.OnRedis(t, []throttle.Policy{tasks, calls}, func(t *testing.T, s *sitetest.Site) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			throttle.CallerFrom(ctx).Refused("calls", time.Second)
 			return errors.New("429")

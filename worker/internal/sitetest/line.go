@@ -43,8 +43,8 @@ func (s *Site) WantPace(late time.Duration, windows ...throttle.Window) {
 	for i, g := range grants {
 		var fits time.Time
 		for _, w := range windows {
-			if before := i - int(w.Limit); before >= 0 && grants[before].At.Add(w.Period).After(fits) {
-				fits = grants[before].At.Add(w.Period)
+			if earlier := i - int(w.Limit); earlier >= 0 && grants[earlier].At.Add(w.Period).After(fits) {
+				fits = grants[earlier].At.Add(w.Period)
 			}
 		}
 		if off := g.At.Sub(fits); !fits.IsZero() && (off < 0 || off > late) {

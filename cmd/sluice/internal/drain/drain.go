@@ -95,9 +95,9 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	if err != nil {
 		return Summary{}, err
 	}
-	before := d.Counts()
-	if before.Done() < before.Jobs {
-		d.Progress.Begin(before)
+	counts := d.Counts()
+	if counts.Done() < counts.Jobs {
+		d.Progress.Begin(counts)
 		for _, flow := range flows {
 			d.working.Go(func() { d.serve(working, calls, flow) })
 		}
@@ -112,7 +112,7 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 		d.Progress.End(d.Counts())
 	}
 	took := time.Since(start).Round(time.Millisecond).Seconds()
-	s := Summary{Counts: d.Counts(), DoneBefore: before.Done(), Seconds: took}
+	s := Summary{Counts: d.Counts(), DoneBefore: counts.Done(), Seconds: took}
 	if s.Done() == s.Jobs {
 		return s, d.Client.Del(calls, d.begunKey()).Err()
 	}

@@ -25,7 +25,7 @@ func TestJobsAreReadFromLines(t *testing.T) {
 	for i := range jobs {
 		expect.That(t, jobs[i].ID != "", "job", i, "has no id")
 	}
-	own := Job{
+	full := Job{
 		ID: "own", Tenant: "b", Method: "POST", URL: "https://x/y?z", Headers: map[string]string{"Accept": "text/html"},
 		Body: "hello", Cost: Cost{"tokens": 3}, MaxRetry: 0, Type: "http:post", At: "jobs.jsonl:3",
 	}
@@ -34,7 +34,7 @@ func TestJobsAreReadFromLines(t *testing.T) {
 	again.ID, again.At = jobs[2].ID, "jobs.jsonl:4"
 	dear := short
 	dear.ID, dear.At, dear.Cost = jobs[3].ID, "jobs.jsonl:5", Cost{"requests": 2}
-	want := []Job{short, own, again, dear}
+	want := []Job{short, full, again, dear}
 	expect.That(t, reflect.DeepEqual(jobs, want), "got", jobs, "want", want)
 
 	// The same line has the same id in the next run, and no other line has it.

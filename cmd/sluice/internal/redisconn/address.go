@@ -28,7 +28,7 @@ type Address struct {
 }
 
 // split cuts a URL around its hosts: the text before them ends with "://" or "@".
-func split(text string) (before, hosts, after string, ok bool) {
+func split(text string) (prefix, hosts, after string, ok bool) {
 	scheme, rest, ok := strings.Cut(text, "://")
 	if !ok {
 		return "", "", "", false
@@ -60,12 +60,12 @@ func (a Address) Parse(t TLS) (Opt, error) {
 
 // parse returns a function that makes clients of the URL. Where that uses TLS, they have the config.
 func parse(text string, config *tls.Config, hasFiles bool) (func() redis.UniversalClient, error) {
-	before, hosts, after, ok := split(text)
+	prefix, hosts, after, ok := split(text)
 	// An @ after the hosts is most likely from a password that holds one of / ? #
 	if !ok || strings.ContainsAny(after, "@#") {
 		return nil, errShape
 	}
-	scheme, user, _ := strings.Cut(before, "://")
+	scheme, user, _ := strings.Cut(prefix, "://")
 	secure := strings.HasPrefix(scheme, "rediss")
 	kind := strings.TrimPrefix(strings.TrimPrefix(scheme, "rediss"), "redis")
 	first, more, several := strings.Cut(hosts, ",")

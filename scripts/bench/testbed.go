@@ -15,29 +15,29 @@ import (
 // enqueuers is the default number of goroutines that enqueue.
 const enqueuers = 16
 
-// A site is a redis-server on which plain asynq and Sluice do the same work in turn. It is emptied
+// A testbed is a redis-server on which plain asynq and Sluice do the same work in turn. It is emptied
 // before each measurement.
-type site struct {
+type testbed struct {
 	*server
 	o       scenarioOptions
 	idleCPU float64 // microseconds of Redis a second when nothing is done: see learnIdle
 }
 
-func newSite(o scenarioOptions) *site { return &site{server: startServer(o), o: o} }
+func newTestbed(o scenarioOptions) *testbed { return &testbed{server: startServer(o), o: o} }
 
-func (s *site) addr() string { return s.process.Addr }
+func (s *testbed) addr() string { return s.process.Addr }
 
-func (s *site) opt() asynq.RedisClientOpt { return asynq.RedisClientOpt{Addr: s.addr()} }
+func (s *testbed) opt() asynq.RedisClientOpt { return asynq.RedisClientOpt{Addr: s.addr()} }
 
 // clear empties Redis, and collects this process's garbage of the measurement before.
-func (s *site) clear(ctx context.Context) {
+func (s *testbed) clear(ctx context.Context) {
 	runtime.GC()
 	check(s.control.FlushAll(ctx).Err())
 }
 
 // learnIdle measures the idle CPU of Redis, with a plain crew that has nothing to do, or alone. It
 // is subtracted from both sides, so the further idle cost of our servers counts as theirs.
-func (s *site) learnIdle(ctx context.Context, c *crew) {
+func (s *testbed) learnIdle(ctx context.Context, c *crew) {
 	const settle, watch = 300 * time.Millisecond, 2 * time.Second
 	s.clear(ctx)
 	var shift shift
@@ -53,23 +53,23 @@ func (s *site) learnIdle(ctx context.Context, c *crew) {
 
 // spent calls run, and returns how long it took and the CPU of Redis in microseconds, without the
 // idle CPU.
-func (s *site) spent(ctx context.Context, run func()) (took time.Duration, cpu float64) {
-	before := s.cpu(ctx)
+func (s *testbed) spent(ctx context.Context, run func()) (took time.Duration, cpu float64) {
+	used := s.cpu(ctx)
 	begin := time.Now()
 	run()
 	took = time.Since(begin)
-	return took, s.cpu(ctx) - before - s.idleCPU*took.Seconds()
+	return took, s.cpu(ctx) - used - s.idleCPU*took.Seconds()
 }
 
 // withPlainClient calls use with asynq's client.
-func (s *site) withPlainClient(use func(*asynq.Client)) {
+func (s *testbed) withPlainClient(use func(*asynq.Client)) {
 	client := asynq.NewClient(s.opt())
 	defer client.Close()
 	use(client)
 }
 
 // withOurClient calls use with our client.
-func (s *site) withOurClient(policy throttle.Policy, use func(*worker.Client)) {
+func (s *testbed) withOurClient(policy throttle.Policy, use func(*worker.Client)) {
 	connection, limiter := newLimiter(s.addr(), policy)
 	defer connection.Close()
 	client := must(worker.NewClient(s.opt(), worker.ClientConfig{Limiter: limiter}))
@@ -85,7 +85,7 @@ type drained struct {
 	wakes  float64
 }
 
-func (s *site) drain(ctx context.Context, c crew, n int) *drained {
+func (s *testbed) drain(ctx context.Context, c crew, n int) *drained {
 	j := newJournal(n)
 	runtime.GC()
 	var shift shift
@@ -118,7 +118,7 @@ func honest(starts []start, n int, throttled bool) error {
 }
 
 // awaitDone waits until asynq has noted that all handlers of the queue default have ended.
-func (s *site) awaitDone(ctx context.Context) {
+func (s *testbed) awaitDone(ctx context.Context) {
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if must(s.control.LLen(ctx, "asynq:{default}:active").Result()) == 0 {
 			return
@@ -132,7 +132,7 @@ func (s *site) awaitDone(ctx context.Context) {
 func (d *drained) takenToStart(take string) []time.Duration {
 	calls := make([][]scriptCall, len(d.calls))
 	for i, l := range d.calls {
-		calls[i] = l.of(take)
+		calls[i] = l.callsOf(take)
 	}
 	all := make([]time.Duration, len(d.starts))
 	for i, s := range d.starts {

@@ -46,7 +46,7 @@ type attempt struct {
 	handler asynq.Handler
 }
 
-// An outcome says what becomes of a task if its attempt ends now. Without one asynq's call goes through, unless
+// An outcome is the fate of a task if its attempt ends now. Without an outcome asynq's call goes through, unless
 // it would delete the task.
 type outcome struct {
 	// requeue requeues the task, in place of asynq's call: after a denial or a refusal, or if nothing was decided.
@@ -77,7 +77,7 @@ func (a *attempt) ending() outcome {
 	return *cmp.Or(a.outcome.Load(), &outcome{})
 }
 
-// attempts holds the attempts under way, one per slot, and a few that no call has ended.
+// attempts has the attempts under way, one per slot, and a few that no call has ended.
 type attempts struct {
 	onEnd func() // is called when an attempt frees its slot
 
@@ -124,7 +124,7 @@ func (as *attempts) enter(ctx context.Context, ref asynqredis.Ref, task *asynq.T
 	return a
 }
 
-// get returns the attempt of a task. If none is known, as after its server has died, it is an empty one.
+// get returns the attempt of a task. If none is known, as after its server has died, it is empty.
 func (as *attempts) get(ref asynqredis.Ref) *attempt {
 	as.mu.Lock()
 	defer as.mu.Unlock()

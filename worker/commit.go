@@ -18,8 +18,8 @@ import (
 )
 
 // A gatherer commits the tasks of many callers together (group commit). A task that comes while no commit is under way
-// is committed alone, at once. Tasks that come during a commit are in the next one. After a commit of
-// such tasks, their callers have a moment to come with their next ones (await).
+// is committed alone, at once. Tasks that come during a commit are in the next commit. After a commit of
+// such tasks, their callers have a moment to come with their next tasks (await).
 type gatherer struct {
 	commit func(ctx context.Context, tasks []*enqueueTask)
 
@@ -29,7 +29,7 @@ type gatherer struct {
 }
 
 const (
-	// gatherFor is how long the next commit waits for one more caller of the last one to come again.
+	// gatherFor is how long the next commit waits for one more caller of the last commit to come again.
 	gatherFor = 50 * time.Microsecond
 
 	// maxYields bounds that wait where time stands still, as under testing/synctest.
@@ -164,7 +164,7 @@ const putOffFrom = time.Minute
 func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask) {
 	err := c.joinLine(ctx, line, es)
 	if _, member := asynqredis.MembersOf(ctx); member && err != nil {
-		// The tasks stay scheduled until forward finds them: thousands of pending ones would take slots in vain.
+		// The tasks stay scheduled until forward finds them: thousands of pending tasks would take slots in vain.
 		for _, e := range es {
 			e.Err = err
 		}
@@ -240,7 +240,7 @@ func (c *Client) joinLine(ctx context.Context, line string, es []*enqueueTask) e
 	if len(again) > 0 && c.breaker.Do(ctx, c.config.LimiterTimeout, func(ctx context.Context) error {
 		return c.limiter.Line(line).Leave(ctx, tickets...)
 	}) != nil {
-		again = nil // these tasks keep the positions of the earlier ones
+		again = nil // these tasks keep the positions of earlier tasks
 	}
 	if len(refused) > 0 && c.sweep(ctx, line, begun) {
 		again = append(again, refused...)

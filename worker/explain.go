@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// An Explanation holds the reasons why a task waits: its state in asynq, and its position in line.
+// An Explanation has the reasons why a task waits: its state in asynq, and its position in line.
 type Explanation struct {
 	Queue string `json:"queue"`
 	ID    string `json:"id"`

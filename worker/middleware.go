@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// startWithin is the greatest age of a grant at which its task starts. An older one is given back and reserved
+	// startWithin is the greatest age of a grant at which its task starts. An older grant is given back and reserved
 	// again: its units count from the time of the grant, so the upstream could get too many calls.
 	startWithin = 100 * time.Millisecond
 

@@ -65,7 +65,7 @@ func (m *Main) command() *cli.Command {
 			c.Usage = "print the completion script of a shell: bash, zsh, fish or pwsh"
 			c.Hidden = false
 		},
-		DisableSliceFlagSeparator: true, // the value of a header may hold commas
+		DisableSliceFlagSeparator: true, // the value of a header may contain commas
 		ExitErrHandler:            func(context.Context, *cli.Command, error) {},
 		OnUsageError:              onUsageError,
 		Reader:                    m.Stdin,

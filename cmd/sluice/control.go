@@ -41,7 +41,7 @@ type outcome struct {
 	Changed  bool   `json:"changed"`
 	Changes  string `json:"changes,omitempty"` // of the policies
 	Count    int    `json:"count,omitempty"`
-	Override string `json:"override,omitempty"` // of all tenants, in force beside what was published
+	Override string `json:"override,omitempty"` // of all tenants, in force on top of what was published
 	Replaces string `json:"replaces,omitempty"` // the earlier override or pause, and who made it
 	Version  int64  `json:"version,omitempty"`
 	Until    string `json:"until,omitempty"`

@@ -58,7 +58,7 @@ func isBadInput(err error) bool {
 		errors.As(err, new(*throttle.PolicyError)) || errors.As(err, new(control.InputError))
 }
 
-// errShown sets the exit code alone: the command's output says what failed.
+// errShown sets the exit code alone: the command's output names the failure.
 var errShown = errors.New("failed, as the output says")
 
 // Main is the program. Tests replace its environment and streams.

@@ -19,7 +19,7 @@ import (
 // tokenVariable names the environment variable with the page's token.
 const tokenVariable = "SLUICE_PAGE_TOKEN"
 
-// pageCommand serves the page until it is interrupted. Only those who know the token may change something.
+// pageCommand serves the page until it is interrupted. Changes need the token.
 func (m *Main) pageCommand() *cli.Command {
 	c := &workersCommand{Main: m}
 	var asynqmon string

@@ -17,7 +17,7 @@ const redisURLVariable = "SLUICE_REDIS_URL"
 // redisFlags say where Redis is, and how to connect by TLS.
 type redisFlags struct {
 	Redis     string // its URL
-	RedisFile string // a file that holds the URL
+	RedisFile string // a file with the URL
 	RedisTLS  redisconn.TLS
 }
 

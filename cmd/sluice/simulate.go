@@ -29,7 +29,7 @@ type simulated struct {
 	Source string       `json:"source"` // of the policy
 	Policy string       `json:"policy"`
 	Now    inspect.Plan `json:"now"` // by the policy as it is
-	If     inspect.Plan `json:"if"`  // by the changed one
+	If     inspect.Plan `json:"if"`  // by the changed policy
 }
 
 func (m *Main) simulateCommand() *cli.Command {
@@ -111,7 +111,7 @@ func (c *SimulateCommand) changed(p throttle.Policy, inForce throttle.Interventi
 	return changed, overrides, nil
 }
 
-// overrideOf returns the override of a tenant. If there is none, it begins as a copy of the one in force.
+// overrideOf returns the override of a tenant. A new one begins as a copy of the override in force.
 func overrideOf(all *[]throttle.TenantOverride, policy, tenant string, inForce throttle.Interventions) *throttle.TenantOverride {
 	match := func(o throttle.TenantOverride) bool { return o.Policy == policy && o.Tenant == tenant }
 	i := slices.IndexFunc(*all, match)
@@ -126,7 +126,7 @@ func overrideOf(all *[]throttle.TenantOverride, policy, tenant string, inForce t
 	return &(*all)[i]
 }
 
-// cutLast cuts at the last equals sign, as names of tenants may hold others.
+// cutLast cuts at the last equals sign, as names of tenants may contain others.
 func cutLast(s string) (key, value string, found bool) {
 	i := strings.LastIndexByte(s, '=')
 	if i < 0 {

@@ -155,7 +155,7 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 	return s, err
 }
 
-// processesText says which processes run the same policies.
+// processesText names processes that run the same policies.
 func processesText(runs string, names []string) string {
 	parts := make([]string, min(len(names), namesShown))
 	for i := range parts {
@@ -260,7 +260,7 @@ func windowsText(t inspect.State) string {
 	return strings.Join(parts, ", ")
 }
 
-// notes say in sentences what changes the numbers of windows.
+// notes returns sentences about whatever changes the numbers of windows.
 func notes(s inspect.State) (notes []string) {
 	if s.Removed {
 		notes = append(notes, "the policy was removed: what waits goes on by its last windows")
@@ -280,7 +280,7 @@ func notes(s inspect.State) (notes []string) {
 	return notes
 }
 
-// otherText lists the notes of a tenant that are not those of all.
+// otherText lists the notes of a tenant that its policy does not have.
 func otherText(t inspect.State, s inspect.PolicyState) string {
 	shared := notes(s.State)
 	other := slices.DeleteFunc(notes(t), func(note string) bool { return slices.Contains(shared, note) })

@@ -20,7 +20,7 @@ type workersCommand struct {
 	*Main
 	redisFlags
 
-	Policies string // file, or "-" for stdin; "" for the published ones
+	Policies string // file, or "-" for stdin; "" for the published policies
 	Prefix   string // of the limiter
 }
 

@@ -36,8 +36,8 @@ func changingCount(period time.Duration, limit func(at time.Duration) int) Count
 	}
 }
 
-// EstimatedCount estimates the calls of the last period from those of two buckets of that length,
-// as if the calls of the older one had come evenly. It counts refused calls too. Source:
+// EstimatedCount estimates the calls of the last period from the calls in two buckets of that length,
+// as if the calls of the older bucket had come evenly. It counts refused calls too. Source:
 // Cloudflare, "How we built rate limiting capable of scaling to millions of domains", 2017.
 func EstimatedCount(limit int, period time.Duration) Count {
 	bucket, previous, now := time.Duration(-1), 0, 0

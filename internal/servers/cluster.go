@@ -238,7 +238,7 @@ func (c *RedisCluster) Stop() {
 	}
 }
 
-// until waits until the condition holds.
+// until waits until the condition is true.
 func until(ctx context.Context, condition func() bool) error {
 	for !condition() {
 		select {

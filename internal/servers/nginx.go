@@ -60,7 +60,7 @@ func (p *NginxProcess) Logged(status int) (int, error) {
 	return strings.Count(string(text), fmt.Sprintln(status)), nil
 }
 
-// One process, which is the one that Stop ends. All that it writes is in DIR.
+// Without a master, Stop ends the only process. All that it writes is in DIR.
 const nginxConfig = `
 daemon off;
 master_process off;

@@ -17,7 +17,7 @@ const MasterName = "mymaster"
 
 // Sentinels are a primary, its replicas, and the sentinels that watch over them.
 type Sentinels struct {
-	Redis     []*Process // the first one began as the primary
+	Redis     []*Process // the first began as the primary
 	Sentinels []*Process
 }
 

@@ -21,10 +21,10 @@ type Client struct {
 	// Gathered returns how many bundles of requests of a policy wait for the call that is under way. New sets it.
 	Gathered func(policy string) int
 
-	// Look has the worker ask those of its lines in which tasks wait. NewServer sets it.
+	// Look has the worker ask its lines in which tasks wait. NewServer sets it.
 	Look func()
 
 	// Refresh does at once what the first take after SetPolicies does in the background: tenants'
-	// weights and own limits hold for the tickets in line. New sets it.
+	// weights and own limits apply to the tickets in line. New sets it.
 	Refresh func(ctx context.Context, policy string) error
 }

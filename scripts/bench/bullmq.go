@@ -17,7 +17,7 @@ import (
 //go:embed bullmq.js
 var bullMQ []byte
 
-// caseBullMQ: a queue for Node with one fixed window for all jobs, beside plain asynq.
+// caseBullMQ: a queue for Node with one fixed window for all jobs, in turn with plain asynq.
 func caseBullMQ(ctx context.Context, o scenarioOptions) []figure {
 	dir := must(os.MkdirTemp("", "sluice-bench-"))
 	o.atEnd(func() { os.RemoveAll(dir) })

@@ -41,7 +41,7 @@ func guarded(do func()) (err error) {
 	return nil
 }
 
-// endings are what is to be done when a case has ended, however it did.
+// endings are functions to call when a case has ended, however it did.
 type endings struct{ all []func() }
 
 func (e *endings) atEnd(end func()) { e.all = append(e.all, end) }

@@ -65,7 +65,7 @@ func (s *reserveTestbed) fullWindows(ctx context.Context, limits []int) (sides [
 	return sides, granted
 }
 
-// fillWindows fills one window after the other: in the end the first ones have room again.
+// fillWindows fills one window after the other: in the end the first windows have room again.
 func fillWindows(sides []func() int) {
 	for _, ask := range sides {
 		for begin := time.Now(); time.Since(begin) < fullPeriod; {

@@ -68,7 +68,7 @@ func growths() []grower {
 	}
 }
 
-// inRounds measures sides in turn, and returns the Redis CPU of each as a ratio to the first one's.
+// inRounds measures sides in turn, and returns the Redis CPU of each as a ratio to the first side's.
 func (s *testbed) inRounds(ctx context.Context, xs []int, sides []func() int) []point {
 	figures := medians(s.o.rounds, func(round int) []figure {
 		costs := s.inTurns(ctx, sides...)

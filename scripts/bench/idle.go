@@ -52,7 +52,7 @@ func caseIdleSystem(ctx context.Context, o scenarioOptions) []figure {
 // caseIdleServer: the commands of a server that had a task and has none, against plain asynq's.
 // Both run at the same time, each on a Redis of its own.
 func caseIdleServer(ctx context.Context, o scenarioOptions) []figure {
-	const settle = 7 * time.Second // until all that the task has left behind is over
+	const settle = 7 * time.Second // until the last commands for the task have ended
 	watch := time.Duration(o.size(15, 60)) * time.Second
 	policy := twenty()
 	crews := []crew{{}, {policy: &policy}} // nothing set at all
@@ -80,7 +80,7 @@ func caseIdleServer(ctx context.Context, o scenarioOptions) []figure {
 	})
 }
 
-// commandsASecond is with those inside scripts, without our own.
+// commandsASecond counts commands inside scripts, too, but not our own.
 func (s *testbed) commandsASecond(ctx context.Context, watch time.Duration) float64 {
 	begin := time.Now()
 	check(s.control.ConfigResetStat(ctx).Err())

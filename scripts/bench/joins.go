@@ -32,7 +32,7 @@ func (j *joins) many(ctx context.Context, policy string, n int) {
 	})
 }
 
-// fill joins tickets and says how many wait. It returns the CPU of Redis in microseconds.
+// fill joins tickets, logs its progress, and returns the CPU of Redis in microseconds.
 func (s *testbed) fill(ctx context.Context, j *joins, policy string, n int) (cpu float64) {
 	const step = 50_000
 	for from := 0; from < n; from += step {

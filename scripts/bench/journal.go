@@ -19,7 +19,7 @@ type start struct {
 	tenant  string // empty of plain asynq
 }
 
-// A journal is what servers log outside of Redis.
+// A journal is the log of servers, outside of Redis.
 type journal struct {
 	done chan struct{} // closed when as many tasks have started as are expected
 

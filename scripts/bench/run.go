@@ -129,25 +129,25 @@ func newDrainTestbed(ctx context.Context, o scenarioOptions, c crew) (s *testbed
 }
 
 // drainPlain has a crew run tasks that asynq's client enqueued.
-func (s *testbed) drainPlain(ctx context.Context, c crew, all []*asynq.Task) *drained {
+func (s *testbed) drainPlain(ctx context.Context, c crew, all []*asynq.Task) *drainRun {
 	s.clear(ctx)
 	s.withPlainClient(func(client *asynq.Client) { oneByOne(ctx, client, all) })
 	return s.drain(ctx, c, len(all))
 }
 
 // drainOurs has a crew run tasks that our client enqueued.
-func (s *testbed) drainOurs(ctx context.Context, c crew, all []*asynq.Task) *drained {
+func (s *testbed) drainOurs(ctx context.Context, c crew, all []*asynq.Task) *drainRun {
 	s.clear(ctx)
 	s.withOurClient(*c.policy, func(client *worker.Client) { inBulk(ctx, client, all) })
 	return s.drain(ctx, c, len(all))
 }
 
-func (d *drained) String() string {
+func (d *drainRun) String() string {
 	return fmt.Sprintf("%.0f/s, %.1f us of Redis a task", perSecond(d.starts), d.cpu)
 }
 
 // beside returns the figures of a run, as ratios to plain asynq's run of the same tasks.
-func beside(plain, ours *drained, whose string, throughput float64) []figure {
+func beside(plain, ours *drainRun, whose string, throughput float64) []figure {
 	ratio := perSecond(ours.starts) / perSecond(plain.starts)
 	return []figure{
 		{Name: whose + ": throughput, beside plain asynq", Value: ratio, AtLeast: &throughput},
@@ -157,7 +157,7 @@ func beside(plain, ours *drained, whose string, throughput float64) []figure {
 }
 
 // takenFigures returns how long tasks took from their take to their handlers.
-func takenFigures(d *drained, take string, barred bool) []figure {
+func takenFigures(d *drainRun, take string, barred bool) []figure {
 	taken := d.takenToStart(take)
 	p50 := figure{Name: "taken to start p50", Value: milliseconds(quantile(taken, 0.5)), Unit: "ms"}
 	p99 := figure{Name: "taken to start p99", Value: milliseconds(quantile(taken, 0.99)), Unit: "ms"}

@@ -30,10 +30,10 @@ func startServer(o scenarioOptions) *server {
 	return s
 }
 
-// A commandStat is what Redis counted of one command since the last reset.
+// A commandStat has the counts that Redis keeps of one command since the last reset.
 type commandStat struct{ calls, usec int64 }
 
-// commands is by the name of the command, with those inside scripts.
+// commands returns the counts by command. Commands inside scripts count, too.
 func (s *server) commands(ctx context.Context) map[string]commandStat {
 	stats := map[string]commandStat{}
 	for command, line := range s.info(ctx, "commandstats") {
@@ -46,7 +46,7 @@ func (s *server) commands(ctx context.Context) map[string]commandStat {
 	return stats
 }
 
-// calls returns how many commands Redis processed since the last reset, but for our own.
+// calls returns how many commands Redis processed since the last reset, except for skipped commands.
 func (s *server) calls(ctx context.Context, skipped ...string) float64 {
 	sum := int64(0)
 	for name, stat := range s.commands(ctx) {

@@ -54,7 +54,7 @@ func (s *testbed) besideOneLine(ctx context.Context, servers, limit int, take st
 	const warmUp = 4
 	n := limit * (warmUp + s.o.size(3, 8))
 	c := crew{policy: &policy, servers: servers, slots: 10}
-	var ours *drained
+	var ours *drainRun
 	if bursts {
 		ours = s.drainOurs(ctx, c, tasks(n, 10))
 	} else {
@@ -91,7 +91,7 @@ func (s *testbed) besideOneLine(ctx context.Context, servers, limit int, take st
 
 // drainEvenly has a crew run as many tasks as fit in a period, enqueued one after the other in a
 // period, and then the others, enqueued as fast as it goes.
-func (s *testbed) drainEvenly(ctx context.Context, c crew, all []*asynq.Task, r rate) *drained {
+func (s *testbed) drainEvenly(ctx context.Context, c crew, all []*asynq.Task, r rate) *drainRun {
 	const wait = 5 * time.Millisecond
 	s.clear(ctx)
 	j := newJournal(len(all))
@@ -111,5 +111,5 @@ func (s *testbed) drainEvenly(ctx context.Context, c crew, all []*asynq.Task, r 
 	shift.end()
 	starts := j.starts()
 	check(honest(starts, len(all), true))
-	return &drained{calls: shift.calls, starts: starts, wakes: j.wakes()}
+	return &drainRun{calls: shift.calls, starts: starts, wakes: j.wakes()}
 }

@@ -32,7 +32,7 @@ type scenarioOptions struct {
 	waiting int    // tickets in the scenario "waiting"; 0 for its own number
 }
 
-// size returns a size for short runs or full ones.
+// size returns a size for short runs or for full runs.
 func (o scenarioOptions) size(short, full int) int {
 	if o.full {
 		return full
@@ -56,7 +56,7 @@ type suite struct {
 	only                string
 }
 
-// A suiteReport is what -json prints.
+// -json prints a suiteReport.
 type suiteReport struct {
 	LoadAverage *float64 `json:"load_average"` // at the start
 	Full        bool     `json:"full"`

@@ -29,7 +29,7 @@ func (s *testbed) addr() string { return s.process.Addr }
 
 func (s *testbed) opt() asynq.RedisClientOpt { return asynq.RedisClientOpt{Addr: s.addr()} }
 
-// clear empties Redis, and collects this process's garbage of the measurement before.
+// clear empties Redis, and collects this process's garbage of the previous measurement.
 func (s *testbed) clear(ctx context.Context) {
 	runtime.GC()
 	check(s.control.FlushAll(ctx).Err())
@@ -77,15 +77,15 @@ func (s *testbed) withOurClient(policy throttle.Policy, use func(*worker.Client)
 	use(client)
 }
 
-// A drained is what a run over a backlog was like.
-type drained struct {
+// A drainRun describes a run over a backlog.
+type drainRun struct {
 	calls  []*callLog
 	cpu    float64 // microseconds of Redis a task
 	starts []start
 	wakes  float64
 }
 
-func (s *testbed) drain(ctx context.Context, c crew, n int) *drained {
+func (s *testbed) drain(ctx context.Context, c crew, n int) *drainRun {
 	j := newJournal(n)
 	runtime.GC()
 	var shift shift
@@ -98,7 +98,7 @@ func (s *testbed) drain(ctx context.Context, c crew, n int) *drained {
 	shift.end()
 	starts := j.starts()
 	check(honest(starts, n, c.policy != nil))
-	return &drained{shift.calls, cpu / float64(n), starts, j.wakes()}
+	return &drainRun{shift.calls, cpu / float64(n), starts, j.wakes()}
 }
 
 // honest returns an error unless each task ran once, in a throttled crew by a grant of Redis.
@@ -129,7 +129,7 @@ func (s *testbed) awaitDone(ctx context.Context) {
 
 // takenToStart returns the times from sending the take that granted a task to the start of its
 // handler: from the grant itself if a reserve granted it, unless a take was under way.
-func (d *drained) takenToStart(take string) []time.Duration {
+func (d *drainRun) takenToStart(take string) []time.Duration {
 	calls := make([][]scriptCall, len(d.calls))
 	for i, l := range d.calls {
 		calls[i] = l.callsOf(take)

@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// caseWaiting: the cost of a join behind a long line, and the memory of a ticket.
+// caseWaiting: the cost of a join at the end of a long line, and the memory of a ticket.
 func caseWaiting(ctx context.Context, o scenarioOptions) []figure {
 	n := o.size(50_000, 1_000_000)
 	if o.waiting > 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A server is what clients connect to: a Redis, or one node that is a whole Redis Cluster. It is an
+// Clients connect to a server: a Redis, or one node that is a whole Redis Cluster. It is an
 // asynq.RedisConnOpt.
 type server struct {
 	addr    string

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// Evidence is what is known of one stack at the end.
+// Evidence has all facts about one stack at the end.
 type evidence struct {
 	again      map[string]bool  // tasks whose enqueue was repeated after a lost reply
 	charged    map[string]int64 // units in the ledger, by tenant
@@ -20,7 +20,7 @@ type evidence struct {
 	ends       map[string]ending            // what asynq has, by task
 	enqueued   map[string]bool              // tasks
 	excused    func(task string) []*attempt // attempts that a fault ended
-	takes      []take                       // what workers took shortly before they were killed
+	takes      []take                       // tickets that workers took shortly before they were killed
 	disrupted  []disruptionEnd              // disruptions
 	jobs       []job
 	locks      []string       // tasks whose locks are held
@@ -45,7 +45,7 @@ type tally struct {
 	archived, archivedUnexcused     []string // before their own failures had used up their retries
 	burnt, burntUnexcused           []string // retries, more than the task's own failures
 	duplicated, duplicatedUnexcused []string // runs, more than its own failures explain
-	failed                          []string // archived by their own failures, as planned
+	failed                          []string // archived by their own failures, as their jobs demand
 	locked                          []string // ended well, and their locks are held
 	lost                            []string // gone, and never ended well
 	succeeded                       []string

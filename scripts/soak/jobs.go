@@ -56,9 +56,9 @@ type job struct {
 	ID, Tenant string
 	At         time.Duration // when it is enqueued, from the begin
 	Delay      time.Duration // ProcessIn
-	Fails      int           // how many of its runs fail, the first ones; more than MaxRetry: all
+	Fails      int           // how many of its first runs fail; more than MaxRetry: all
 	MaxRetry   int
-	Batched    bool // enqueued together with those of its burst, if it joins
+	Batched    bool // enqueued together with the jobs of its burst, if it joins
 	Joins      bool // the line at the enqueue, by worker.Client
 	Panics     bool // its failures are panics
 	Retained   bool
@@ -173,7 +173,7 @@ func makeDisruptions(seed uint64, length, every time.Duration, workers int) []di
 	}
 }
 
-// A fate is what happens to one call on its way to Redis.
+// A fate is the fault that hits one call on its way to Redis, or none.
 type fate string
 
 const (
@@ -183,7 +183,7 @@ const (
 	delayed fate = "call delayed"
 )
 
-// fateOf returns what happens to the nth call of a kind. It is the same in both stacks.
+// fateOf returns the fate and the delay of the nth call of a kind. It is the same in both stacks.
 func fateOf(seed uint64, kind string, n uint64, rate float64) (fate, time.Duration) {
 	h := fnv.New64a()
 	h.Write([]byte(kind))

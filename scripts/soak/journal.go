@@ -19,8 +19,8 @@ type run struct {
 	Failed       bool
 }
 
-// A journal is the log of runs, outside of Redis. Workers report every start and end. The journal's
-// answer says how the run goes.
+// A journal is the log of runs, outside of Redis. Workers report every start and end. The journal
+// answers with the run's verdict.
 type journal struct {
 	mu       sync.Mutex
 	jobs     map[string]job
@@ -60,7 +60,7 @@ func (j *journal) serve() (net.Listener, error) {
 	return l, nil
 }
 
-// Calls are those that workers make. Package rpc wants the type and its methods exported.
+// Workers call the methods of Calls. Package rpc wants the type and its methods exported.
 type Calls struct{ journal *journal }
 
 // A Verdict is how a run is to go.

@@ -26,7 +26,7 @@ type process struct {
 	stdin *os.File
 }
 
-// holder names the present process, as it holds attempts.
+// holder returns the name by which attempts know the present process.
 func (p *process) holder() string { return p.name + "." + strconv.Itoa(p.count) }
 
 // ownGroup keeps the terminal's Ctrl-C from a process: only the soak is to see it.

@@ -113,9 +113,9 @@ func (p *proxy) forward(client, server net.Conn, calls chan<- wireCall, waits *a
 			return
 		}
 		call := callOf(words)
-		var pause time.Duration
-		call.fate, pause = p.draw(call.kind)
-		time.Sleep(pause)
+		var delay time.Duration
+		call.fate, delay = p.draw(call.kind)
+		time.Sleep(delay)
 		if call.fate == cut {
 			client.Close()
 			return
@@ -131,7 +131,7 @@ func (p *proxy) forward(client, server net.Conn, calls chan<- wireCall, waits *a
 	}
 }
 
-// draw returns what happens to the next call of a kind.
+// draw returns the fate and the delay of the next call of a kind.
 func (p *proxy) draw(kind string) (fate, time.Duration) {
 	if p.calm.Load() || slices.Contains(handshake, kind) {
 		return passes, 0
@@ -140,13 +140,13 @@ func (p *proxy) draw(kind string) (fate, time.Duration) {
 	n := p.calls[kind]
 	p.calls[kind]++
 	p.mu.Unlock()
-	f, pause := fateOf(p.seed, kind, n, p.rate)
+	f, delay := fateOf(p.seed, kind, n, p.rate)
 	if f != passes {
 		p.witness.mu.Lock()
 		p.witness.faults[f]++
 		p.witness.mu.Unlock()
 	}
-	return f, pause
+	return f, delay
 }
 
 // drawn returns how many calls of a kind there were.

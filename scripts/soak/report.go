@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A figure is one line of the report. It may have a bar to clear.
+// A figure is one row of the report. It may have a bar to clear.
 type figure struct {
 	Name       string   `json:"name"`
 	Unit       string   `json:"unit,omitempty"`

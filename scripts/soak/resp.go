@@ -93,7 +93,7 @@ func parts(value []byte) (all [][]byte, err error) {
 	}
 }
 
-// text is what a bulk string holds; it is false for anything else, nil included.
+// text returns the text of a bulk string; false for anything else, nil included.
 func text(value []byte) (string, bool) {
 	size, rest, _ := bytes.Cut(value, []byte("\r\n"))
 	number, isBulk := bytes.CutPrefix(size, []byte("$"))

@@ -26,7 +26,7 @@ type witness struct {
 	attempts map[string][]*attempt // by task
 	killed   map[string]time.Time  // processes
 	again    map[string]bool       // tasks whose enqueue was repeated after a lost reply
-	lost     map[string]int        // replies, by kind of call; of dequeues, those that held a task
+	lost     map[string]int        // replies, by kind of call; of dequeues, only replies with a task
 	takes    map[string]take       // by the ID of the grant
 }
 

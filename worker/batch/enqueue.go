@@ -62,7 +62,7 @@ func (w *work) enqueue(ctx context.Context, r record) error {
 	return err
 }
 
-// flush enqueues a chunk of tasks, the first one of index `from`, and then writes the fields of the cursor.
+// flush enqueues a chunk of tasks, the first task of index `from`, and then writes the fields of the cursor.
 func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields ...any) (want string, err error) {
 	// A chunk that was begun is finished: tasks whose join is cut off start some two minutes late, by forward.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(w.lease, leaseFor))

@@ -33,7 +33,7 @@ func (b *compiled) due(last, now time.Time) (fire, upTo time.Time) {
 	return fire, fire
 }
 
-// start returns the time after which due looks for ticks: the last one, or a later time in step with it.
+// start returns the time after which due looks for ticks: the last tick, or a later time in step with it.
 func (b *compiled) start(last, from time.Time) time.Time {
 	if !last.Before(from) {
 		return last
@@ -106,7 +106,7 @@ func (b *compiled) open(tick, now time.Time) bool {
 	return closes.Before(opens) || closes.Equal(opens) && b.hours[1] < b.hours[0] // the clock skips the time between
 }
 
-// opening returns a function that returns the first time, from a given one on, at which tasks of a firing may
+// opening returns a function that returns the first time, from a given time on, at which tasks of a firing may
 // start. The function caches the current hours, as a plan calls it for each task.
 func (b *compiled) opening(tick time.Time) func(from time.Time) time.Time {
 	d := b.day(tick)

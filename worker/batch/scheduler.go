@@ -103,7 +103,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	return nil
 }
 
-// serve fires one batch on time, and works for those of its firings that have no holder.
+// serve fires one batch on time, and works for its firings that have no holder.
 func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 	var all sync.WaitGroup
 	defer all.Wait()

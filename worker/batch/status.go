@@ -119,7 +119,7 @@ const (
 	phaseNew     = "new"     // nothing was enqueued
 	phaseEnqueue = "enqueue" // index, tenant and offset are its cursor
 	phaseDrain   = "drain"   // all tasks are enqueued
-	phaseRetry   = "retry"   // all tasks are enqueued, and the failed ones are made to wait again
+	phaseRetry   = "retry"   // all tasks are enqueued, and failed tasks are made to wait again
 	phaseEnded   = "ended"
 )
 
@@ -174,7 +174,7 @@ func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 		s.Finish, s.Binds, s.Overdue = time.Time{}, "", 0
 	}
 	s.Total = max(r.Index, r.ended())
-	if r.Phase == phaseEnqueue { // tasks may run before the cursor is behind them
+	if r.Phase == phaseEnqueue { // tasks may run that the cursor has not passed yet
 		s.Total = max(s.Total, r.ended()+running)
 	}
 	s.Running = min(running, s.Total-r.ended()) // leaves out failed tasks that an operator runs again

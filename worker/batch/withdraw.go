@@ -13,8 +13,8 @@ import (
 // sweepAgainMost is the longest delay between two sweeps.
 const sweepAgainMost = 30 * time.Second
 
-// pause takes the tasks of the firing out of their lines, and again until none of them runs, as running ones may come
-// back.
+// pause takes the tasks of the firing out of their lines, and again until none of them runs, as running tasks may
+// come back.
 func (w *work) pause(ctx context.Context, r record) error {
 	if r.Phase == phaseNew || r.Aside && (w.sweepDelay < 0 || time.Since(w.swept) < w.sweepDelay) {
 		return nil // nothing is enqueued, or it is not yet time for the next sweep
@@ -121,7 +121,7 @@ func (w *work) withdraw(ctx context.Context, r record, move func(indexes []int) 
 	return nil
 }
 
-// eachChunk calls do for the indexes of all enqueued tasks, and of one chunk more: the cursor may be behind.
+// eachChunk calls do for the indexes of all enqueued tasks, and of one chunk more: the cursor may lag.
 func (w *work) eachChunk(r record, do func(indexes []int) error) error {
 	last := r.Index
 	if r.Phase == phaseEnqueue {

@@ -131,7 +131,7 @@ func (w *work) loop(ctx context.Context) error {
 }
 
 // guarded calls step, and recovers from its panics. The firing outlives this process: a panic that ended
-// the process would end the next one, too.
+// the process would end the next process, too.
 func (w *work) guarded(ctx context.Context, r record) (again bool, err error) {
 	defer func() {
 		if value := recover(); value != nil {
@@ -170,7 +170,7 @@ func (w *work) step(ctx context.Context, r record) (again bool, err error) {
 	return false, w.watch(ctx, r)
 }
 
-// waits reports whether the firing waits until earlier ones have ended.
+// waits reports whether the firing waits until earlier firings have ended.
 func (w *work) waits(ctx context.Context) (bool, error) {
 	if w.b.Overlap != OverlapQueue {
 		return false, nil

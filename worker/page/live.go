@@ -27,7 +27,7 @@ func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 	}
 	out := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("X-Accel-Buffering", "no") // of nginx, which would hold events back
+	w.Header().Set("X-Accel-Buffering", "no") // of nginx, which would delay events
 	send := func(text string) bool {
 		_ = out.SetWriteDeadline(time.Now().Add(writeFor)) // not every ResponseWriter can
 		defer out.SetWriteDeadline(time.Time{})            // in HTTP/2 it would end a stream that is quiet

@@ -45,7 +45,7 @@ func isSilent(err error) bool {
 		errors.Is(err, io.EOF) || errors.As(err, new(net.Error))
 }
 
-// remember returns the answer to a question, which it asks unless somebody just did; on an error the last one.
+// remember returns the answer to a question, which it asks unless somebody just did; on an error the last answer.
 func remember[T any](r *recent, ctx context.Context, key string, ask func(context.Context) (T, error)) (T, error) {
 	begun := time.Now()
 	a, ours := r.answer(key)

@@ -54,7 +54,7 @@ func questionOf(r *http.Request) question {
 	}
 }
 
-// A view holds the data that the templates show.
+// A view has the data that the templates show.
 type view struct {
 	Asked      question
 	At         time.Time
@@ -226,7 +226,7 @@ func (p *Page) home(ctx context.Context, v *view, names []string) {
 	})
 	v.headline(policies)
 	if err != nil {
-		servers = nil // they are of before
+		servers = nil // they are from an earlier answer
 		v.Headline = headline{Class: "act", More: v.Headline.More, Text: "The Redis of the queues: " + err.Error()}
 		v.Title = v.Headline.Text + " · Sluice"
 	}

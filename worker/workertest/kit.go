@@ -27,7 +27,7 @@ type kit struct {
 	worker  *testhook.Client
 	looking atomic.Bool // a look is to come
 
-	heartbeat string               // the last one
+	heartbeat string               // the last heartbeat
 	looks     map[string]time.Time // the last look at a queue that found nothing, by the prefix of its keys
 }
 

@@ -34,7 +34,7 @@ type Run struct {
 	ID        string              // of the task
 	Outcome   Outcome             // known by Worker.Run
 	Refusals  []throttle.Refusal  // by upstreams, that it reported
-	Reserved  []throttle.Decision // what it asked for beside its own cost, granted or denied
+	Reserved  []throttle.Decision // what it asked for in addition to its own cost, granted or denied
 	Retried   int                 // how often the task had failed before
 	Start     time.Time           // when the handler was called
 	Task      *asynq.Task         // with its payload and headers

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// TB is what testing.T and rapid.T have in common.
+// TB has methods of both testing.T and rapid.T.
 type TB interface {
 	Errorf(format string, args ...any)
 	Fatal(args ...any)
@@ -45,7 +45,7 @@ func Got[V any](v V, err error) func(TB) V {
 	}
 }
 
-// Equal fails the test unless it got what it wants. The rest says what that is about.
+// Equal fails the test unless got and want are equal. The message begins with about.
 func Equal[V any](t TB, got, want V, about ...any) {
 	t.Helper()
 	g, w := reflect.ValueOf(&got).Elem(), reflect.ValueOf(&want).Elem()
@@ -55,18 +55,18 @@ func Equal[V any](t TB, got, want V, about ...any) {
 	t.Errorf("%s\ngot  %+v\nwant %+v", told(about), got, want)
 }
 
-// That fails the test unless something holds. The rest says what that is about.
-func That(t TB, holds bool, about ...any) {
+// That fails the test unless the condition is true. The message is about.
+func That(t TB, condition bool, about ...any) {
 	t.Helper()
-	if !holds {
+	if !condition {
 		t.Errorf("%s", told(about))
 	}
 }
 
 // Require is That, and ends the test.
-func Require(t TB, holds bool, about ...any) {
+func Require(t TB, condition bool, about ...any) {
 	t.Helper()
-	if !holds {
+	if !condition {
 		t.Fatalf("%s", told(about))
 	}
 }
@@ -86,5 +86,5 @@ func Err(t TB, err error, want any, about ...any) {
 	}
 }
 
-// told is what a failure is about, by its fields.
+// told returns the values as text, with the names of their fields.
 func told(about []any) string { return fmt.Sprintf(strings.Repeat("%+v ", len(about)), about...) }

@@ -1,4 +1,4 @@
-// Package asynqredis is the one place that knows how asynq 0.26 keeps its tasks in Redis: its keys,
+// Package asynqredis is the only package that knows how asynq 0.26 keeps its tasks in Redis: its keys,
 // its messages, the shapes of its script calls, and our scripts on the same keys.
 //
 // Every script works on one queue, whose keys share a slot of a Redis Cluster. Most take many tasks a
@@ -92,7 +92,7 @@ func (c *Client) NewCall() string {
 	return c.process + "/" + strconv.FormatInt(time.Now().Unix(), 36) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
 }
 
-// databaseKept is how long an ID is cached. A Redis that was emptied may get another one.
+// databaseKept is how long an ID is cached. A Redis that was emptied may get another ID.
 const databaseKept = time.Second
 
 // databaseTTL is how long Redis keeps its ID: longer than any line. A client that knows a lost one writes it again.

@@ -17,7 +17,7 @@ func (c *Client) OneSlot() bool {
 // run calls a script that derives keys of tasks.
 //
 // While a Cluster migrates a slot, its old node has some of the keys and its new node the others. A script that
-// derives keys would fail halfway on the old node, and miss tasks on the new one. A further key that never exists
+// derives keys would fail halfway on the old node, and miss tasks on the new node. A further key that never exists
 // makes both nodes refuse the whole call (TRYAGAIN). The client repeats it.
 //
 // A client reads once a minute which nodes a Cluster has. When a node does not answer, run has them

@@ -63,7 +63,7 @@ func (f Firing) batchKey(end string) string { return prefix(f.Queue) + "sluice:b
 // key returns the key of the firing with this ending.
 func (f Firing) key(end string) string { return f.batchKey(":" + f.Name() + end) }
 
-// Members are tasks that are enqueued for a firing. From is the index of the first one.
+// Members are tasks that are enqueued for a firing. From is the index of the first task.
 type Members struct {
 	Firing
 	From int
@@ -116,7 +116,7 @@ func firings(queue, batch string, names []string) (all []Firing) {
 }
 
 // Fire decides all ticks of a batch after `after`, up to upTo; `schedule` is the text of its cron expression and zone.
-// Of these ticks the one of f fires, or none if f's is zero. If after and upTo are zero, f fires by hand. If alone is
+// Of these ticks the tick of f fires, or none if f's is zero. If after and upTo are zero, f fires by hand. If alone is
 // true, f is skipped while another firing of the batch has not ended. The result is above 0 if f fires, below 0 if it
 // was skipped, and 0 if none fires or another scheduler has decided.
 func (c *Client) Fire(ctx context.Context, f Firing, schedule string, after, upTo time.Time, alone bool) (int, error) {
@@ -188,7 +188,7 @@ func (c *Client) Running(ctx context.Context, f Firing) (indexes []int, err erro
 }
 
 // Count counts tasks of a firing that were not counted yet. As "failed": archived tasks and tasks that are gone as
-// failed, completed ones as done. As "rejected": tasks that were not enqueued.
+// failed, completed tasks as done. As "rejected": tasks that were not enqueued.
 func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) error {
 	_, err := forTasks[any](ctx, c, "batch_count", f.Queue, f.counts(), []any{f.taskPrefix(), as, 0}, indexes, addIndex)
 	return err
@@ -205,8 +205,8 @@ const (
 // Move sets aside, releases, deletes or retries tasks of a firing.
 func (c *Client) Move(ctx context.Context, f Firing, verb string, indexes []int) error {
 	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
-	head := []any{f.taskPrefix(), f.IDPrefix(), time.Now().Unix(), verb}
-	_, err := forTasks[any](ctx, c, "batch_move", f.Queue, all, head, indexes, addIndex)
+	first := []any{f.taskPrefix(), f.IDPrefix(), time.Now().Unix(), verb}
+	_, err := forTasks[any](ctx, c, "batch_move", f.Queue, all, first, indexes, addIndex)
 	return err
 }
 

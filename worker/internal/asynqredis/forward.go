@@ -15,7 +15,7 @@ type DueTask struct {
 	Mark    string // of its join, "" if it has joined no line; or FrontMark
 }
 
-// Due returns up to n due tasks of a queue: tasks to retry if retried is true, scheduled ones otherwise.
+// Due returns up to n due tasks of a queue: tasks to retry if retried is true, scheduled tasks otherwise.
 func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) (due []DueTask, err error) {
 	set := "scheduled"
 	if retried {
@@ -59,9 +59,9 @@ const (
 // do. It returns what became of each. Tasks that are elsewhere are left alone.
 func (c *Client) Apply(ctx context.Context, queue string, moves []Move) ([]int64, error) {
 	now := time.Now()
-	head := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}
+	first := []any{prefix(queue) + "t:", prefix(queue) + "g:", now.Unix(), now.UnixNano()}
 	all := keys(queue, "scheduled", "retry", "archived", "pending", lines)
-	return forTasks[int64](ctx, c, "move", queue, all, head, moves, func(args []any, move Move) []any {
+	return forTasks[int64](ctx, c, "move", queue, all, first, moves, func(args []any, move Move) []any {
 		which, to, message := cmp.Or(move.JoinKey, "due"), cmp.Or(move.To, "pending"), Message(nil)
 		if !move.At.IsZero() {
 			to = strconv.FormatInt(score(move.At), 10)

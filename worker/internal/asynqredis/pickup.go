@@ -15,9 +15,9 @@ type Pick struct {
 // Pick makes waiting tasks of one queue active. `call` is its key: repeat it with the same key
 // and tasks until it is answered, or take it back by Restore.
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []WaitingTask) ([]Pick, error) {
-	head := []any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), call}
+	first := []any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), call}
 	all := keys(queue, "scheduled", "active", "lease", "paused")
-	answers, err := forTasks[any](ctx, c, "pick", queue, all, head, tasks, func(args []any, task WaitingTask) []any {
+	answers, err := forTasks[any](ctx, c, "pick", queue, all, first, tasks, func(args []any, task WaitingTask) []any {
 		return append(args, task.ID, task.JoinKey)
 	})
 	picks := make([]Pick, len(answers))

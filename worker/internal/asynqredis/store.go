@@ -32,8 +32,8 @@ func (c *Client) Store(
 	if m, ok := MembersOf(ctx); ok {
 		into = append(into, m.counts()...)
 	}
-	head := []any{prefix(queue) + "t:", score(forwardAt), time.Now().Unix(), line}
-	return forTasks[int64](ctx, c, "store", queue, into, head, tasks, func(args []any, task EnqueueCall) []any {
+	first := []any{prefix(queue) + "t:", score(forwardAt), time.Now().Unix(), line}
+	return forTasks[int64](ctx, c, "store", queue, into, first, tasks, func(args []any, task EnqueueCall) []any {
 		mark := Mark(task.Message.JoinKey(), c.NewCall())
 		return append(args, task.ID, []byte(task.Message), mark, task.Lock, task.LockFor)
 	})
@@ -43,13 +43,13 @@ func (c *Client) Store(
 type WaitingTask struct{ ID, JoinKey string }
 
 // forTasks runs a script for tasks of one queue, maxBulk a call, and returns its answer for each. The
-// arguments of a call are the head, and what add appends for each task.
+// arguments of a call are `first`, and what add appends for each task.
 func forTasks[A, T any](
-	ctx context.Context, c *Client, script, queue string, keys []string, head []any, tasks []T,
+	ctx context.Context, c *Client, script, queue string, keys []string, first []any, tasks []T,
 	add func(args []any, task T) []any,
 ) (answers []A, err error) {
 	for some := range slices.Chunk(tasks, maxBulk) {
-		args := slices.Clone(head)
+		args := slices.Clone(first)
 		for _, task := range some {
 			args = add(args, task)
 		}

@@ -30,7 +30,7 @@ const (
 	unavailableEvery = 200 * time.Microsecond
 )
 
-// Forward moves the due tasks of a queue, either scheduled ones or tasks to retry. Tasks that wait in line by their
+// Forward moves the due tasks of a queue, either scheduled tasks or tasks to retry. Tasks that wait in line by their
 // policy join it, and the others become pending. It returns how many were due. If that is not 0 there may be more.
 func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (int, error) {
 	if d.isStopped() {

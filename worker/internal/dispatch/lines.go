@@ -126,15 +126,15 @@ type line struct {
 	appointment time.Time      // by the last answer; zero: nobody waited, or the take failed
 	backoff     outage.Backoff // of takes
 	redisTime   time.Time      // of the latest answer, by the clock of Redis
-	nudged      bool           // this server got its nudge, and no other one did: it asks, or passes the nudge on
+	nudged      bool           // this server got its nudge, and no other server did: it asks, or passes the nudge on
 
-	acknowledge *time.Timer // acknowledges the last take, unless another one follows; nil: there was none
+	acknowledge *time.Timer // acknowledges the last take, unless another take follows; nil: there was none
 
 	lastStart float64            // the virtual time at which the task that was taken last starts
 	finishBy  map[string]float64 // by queue and tenant: the virtual time at which its last task ends
 }
 
-// line returns the view of a line. A new one is asked at once.
+// line returns the view of a line. A new line is asked at once.
 func (set *queueSet) line(name string) *line {
 	l := set.lines[name]
 	if l == nil {
@@ -204,7 +204,7 @@ func (d *Dispatcher) setOf(queue string) *queueSet {
 			return set
 		}
 	}
-	return d.sets[0] // no set has it: asynq ends a task by the queue in its message, not by the one that held it
+	return d.sets[0] // no set has it: asynq ends a task by the queue in its message, not by the queue that it came from
 }
 
 func latest(times ...time.Time) time.Time   { return slices.MaxFunc(times, time.Time.Compare) }

@@ -69,5 +69,5 @@ func (d *Dispatcher) dequeue(set *queueSet, queue string, n int, watched []any) 
 	}
 	d.reserve(set, tasks)
 	set.sinceTurn = max(0, set.sinceTurn-tasksPerPending*len(tasks))
-	return d.makeReady(tasks) // also denied ones: the middleware reports them, and puts them back
+	return d.makeReady(tasks) // also denied tasks: the middleware reports them, and puts them back
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// restore puts the ready tasks back, and their tickets to their positions, if the first task was made active before a
-// time. The last one goes first, so that pending tasks keep their order. It reports whether it succeeded. If not, it
-// has slept: the tasks that are left, with the one that failed, are still ready.
+// restore puts the ready tasks back, and their tickets to their positions, if the first task was made active at the
+// cutoff or earlier. The last task goes first, so that pending tasks keep their order. restore reports whether it
+// succeeded. If not, it has slept, and the tasks that are left, the failed one included, are still ready.
 func (d *Dispatcher) restore(cutoff time.Time) bool {
 	for {
 		d.mu.Lock()

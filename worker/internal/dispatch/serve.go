@@ -132,7 +132,7 @@ func (d *Dispatcher) nextRound(now time.Time) (next time.Time, idle chan<- struc
 	return next, d.idle
 }
 
-// A buffer has the tasks that asynq gets next, also denied ones, and counts the slots that are free.
+// A buffer has the tasks that asynq gets next, also denied tasks, and counts the slots that are free.
 type buffer struct {
 	free   int         // slots
 	ready  []Task      // the next first

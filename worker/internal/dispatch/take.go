@@ -60,7 +60,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 }
 
 // openQueues returns the queues to take from for a set, as the limiter knows them, with their priorities:
-// its own, and the more important ones, without the paused ones.
+// its own queues, and more important queues, without paused queues.
 func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 	database, err := d.Tasks.Database(d.ctx)
 	if err != nil {

@@ -36,7 +36,7 @@ type Breaker struct {
 // ErrSilent is the cause of a context that ended because the limiter did not answer in time.
 var ErrSilent = fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded)
 
-// Do calls ask with a context that ends after timeout, or sooner while the limiter is silent. During a pause after
+// Do calls ask with a context that ends after timeout, or sooner while the limiter is silent. For a while after
 // a failure, and while another caller asks, the context has ended from the start. Its cause then is
 // throttle.ErrUnavailable.
 func (b *Breaker) Do(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {

@@ -60,7 +60,7 @@ func (o *Log) Failed(err error, details ...any) {
 	o.logged = now
 }
 
-// Answered notes that Redis has answered, and how far its clock is behind what it has told before.
+// Answered notes that Redis has answered, and how far its clock is behind the time of an earlier answer.
 func (o *Log) Answered(behind time.Duration, details ...any) {
 	if behind > tolerance {
 		o.Failed(fmt.Errorf("the clock of Redis was set back by %v: windows stand still until it has caught up", behind), details...)

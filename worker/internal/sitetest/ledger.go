@@ -87,7 +87,7 @@ func (l *Ledger) Grants() []Grant {
 	return slices.Clone(l.grants)
 }
 
-// GrantsOf returns those of one tenant.
+// GrantsOf returns the grants of one tenant.
 func (l *Ledger) GrantsOf(tenant string) []Grant {
 	return slices.DeleteFunc(l.Grants(), func(g Grant) bool { return g.Tenant != tenant })
 }

@@ -75,10 +75,10 @@ func (s *Site) SleepUntil(n int, most time.Duration) {
 				most, s.Granted(), n, s.Order(), s.InLine(), s.Logs)
 		}
 	}
-	time.Sleep(time.Second) // for those that were granted to end
+	time.Sleep(time.Second) // until granted tasks have ended
 }
 
-// InLine returns the tickets that have a place in some line, as QUEUE/ID.
+// InLine returns the tickets that stand in some line, as QUEUE/ID.
 func (s *Site) InLine() (tickets []string) {
 	ctx := context.Background()
 	for _, key := range s.Redis.Keys(ctx, "sluice:{*}:t").Val() {
@@ -87,7 +87,7 @@ func (s *Site) InLine() (tickets []string) {
 			queue, err := url.PathUnescape(queue)
 			id, wrong := url.PathUnescape(id)
 			expect.Require(s, err == nil && wrong == nil, err, wrong)
-			_, queue, _ = strings.Cut(queue, "/") // behind the ID of asynq's Redis
+			_, queue, _ = strings.Cut(queue, "/") // after the ID of asynq's Redis
 			tickets = append(tickets, queue+"/"+id)
 		}
 	}

@@ -20,7 +20,7 @@ type Proxy struct {
 	hangs chan struct{} // is closed when it goes on; nil while it does
 }
 
-// Options are those of o with every connection through the proxy.
+// Options returns o with every connection through the proxy.
 func (p *Proxy) Options(o *redis.Options) *redis.Options {
 	through := *o
 	dial := o.Dialer
@@ -74,7 +74,7 @@ func (p *Proxy) wait() {
 	}
 }
 
-// Cut breaks all connections, and lets no new ones through.
+// Cut breaks all connections, and lets no new connection through.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// WantStates fails unless the queue holds so many tasks in these states, and no others.
+// WantStates fails unless the queue has so many tasks in these states, and no others.
 func (s *Site) WantStates(queue string, pending, scheduled int) {
 	s.Helper()
 	ctx := context.Background()
@@ -23,7 +23,7 @@ func (s *Site) WantStates(queue string, pending, scheduled int) {
 	expect.Equal(s, len(s.Redis.Keys(ctx, key+"t:*").Val()), pending+scheduled, "queue", queue, "tasks that are stored")
 }
 
-// Task returns the task, or an empty one if there is none.
+// Task returns the task, empty if there is none.
 func (s *Site) Task(id string) asynq.TaskInfo {
 	info, err := s.Inspector.GetTaskInfo("default", id)
 	if errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) {

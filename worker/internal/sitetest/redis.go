@@ -33,7 +33,7 @@ type Dialed struct{ *redis.Options }
 // MakeRedisClient is that of an asynq.RedisConnOpt.
 func (d Dialed) MakeRedisClient() any { return Connect(d.Options) }
 
-// clusters holds the addresses of Redis Clusters of one node.
+// clusters has the addresses of Redis Clusters of one node.
 var clusters sync.Map
 
 // Connect returns a client with these options.

@@ -117,8 +117,8 @@ func NewInBubble(t *testing.T, policies ...throttle.Policy) *Site {
 	return s
 }
 
-// Configs are those of a server that records the calls of the user's functions. By NewInBubble it asks as seldom as by
-// asynq's defaults: on fake time a second of an eager one takes some 50 ms.
+// Configs returns configs of a server that records calls of the user's functions. By NewInBubble it asks as seldom as
+// by asynq's defaults: on fake time a second of an eager one takes some 50 ms.
 func (s *Site) Configs() (asynq.Config, worker.Config) {
 	c := asynq.Config{
 		Concurrency: 4,
@@ -195,7 +195,7 @@ func (s *Site) Fill(tenants ...string) {
 	}
 }
 
-// Open lets every task of the policies through from now on, and has the given ones run at once.
+// Open lets every task of the policies through from now on, and has the given tasks run at once.
 func (s *Site) Open(ids ...string) {
 	s.Helper()
 	policies := s.Limiter.Policies()
@@ -205,18 +205,18 @@ func (s *Site) Open(ids ...string) {
 		}
 	}
 	expect.Must(s, s.Limiter.SetPolicies(policies))
-	for _, id := range ids { // those that stand in line may have been taken, and have run, by now
+	for _, id := range ids { // tasks in line may have been taken, and have run, by now
 		_ = s.Inspector.RunTask("default", id)
 	}
 }
 
-// Wait waits until the condition holds: long, as machines are slow.
+// Wait waits until the condition is true: long, as machines are slow.
 func (s *Site) Wait(what string, condition func() bool) {
 	s.Helper()
-	pause := 2 * time.Millisecond
-	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(pause) {
+	delay := 2 * time.Millisecond
+	for end := time.Now().Add(50 * time.Second); !condition(); time.Sleep(delay) {
 		expect.Require(s, !time.Now().After(end), "waited in vain until", what, s.Logs)
-		pause = min(2*pause, 50*time.Millisecond) // each look costs as much as a task
+		delay = min(2*delay, 50*time.Millisecond) // each look costs as much as a task
 	}
 }
 

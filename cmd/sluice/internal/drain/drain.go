@@ -21,7 +21,7 @@ const (
 )
 
 // A Drain makes the calls of jobs until each has its result. Each tenant has one new job at a time in a policy's line,
-// beside those that try again. A job with a result is done: so a drain of the same jobs continues one that was killed.
+// and jobs that try again. A job with a result is done: so a drain of the same jobs continues a drain that was killed.
 type Drain struct {
 	Caller      *call.Caller
 	Client      redis.UniversalClient
@@ -34,7 +34,7 @@ type Drain struct {
 	RetryFailed bool // run jobs again that failed in an earlier drain
 
 	begun   time.Time
-	slots   chan struct{}  // holds one value for each call that may begin
+	slots   chan struct{}  // has a value for each call that may begin
 	stop    func(error)    // ends the drain, for the reason given
 	working sync.WaitGroup // of all goroutines of a Run
 
@@ -60,7 +60,7 @@ type Summary struct {
 	Seconds    float64 `json:"seconds"`
 }
 
-// Counts are of all jobs, those included that were done before the drain began.
+// Counts are of all jobs, also of jobs that had their results when the drain began.
 type Counts struct {
 	Jobs      int `json:"jobs"`
 	Succeeded int `json:"succeeded"`

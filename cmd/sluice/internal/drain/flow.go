@@ -10,7 +10,7 @@ import (
 
 const (
 	againAfter  = time.Second            // between two tries to reach Redis
-	startWithin = 100 * time.Millisecond // of the grant: a call that begins later needs a new one
+	startWithin = 100 * time.Millisecond // of the grant: a call that begins later needs a new grant
 )
 
 // serve makes the calls of one tenant and policy, in their order, each when it is granted. No call begins after ctx has

@@ -30,7 +30,7 @@ type Answer struct {
 	BodyCut    bool   `json:"body_cut,omitempty"`    // the body was longer
 }
 
-// A Log holds the results of jobs, one line each. It is safe for concurrent use.
+// A Log has the results of jobs, one line each. It is safe for concurrent use.
 type Log struct {
 	Known map[string]Result // in the file when it was opened, by job
 

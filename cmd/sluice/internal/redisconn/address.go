@@ -19,8 +19,8 @@ import (
 //	redis-sentinel://HOST,HOST/DB?master=NAME             a master that sentinels know
 //	redis-cluster://USER:PASSWORD@HOST,HOST               a cluster; also redis:// with several hosts
 //
-// rediss-sentinel and rediss-cluster use TLS. The USER:PASSWORD of a sentinels' URL are for the sentinels; those for
-// the Redis servers are its parameters username and password. Further parameters are those of redis.ParseURL,
+// rediss-sentinel and rediss-cluster use TLS. The USER:PASSWORD of a sentinels' URL are for the sentinels; the Redis
+// servers get its parameters username and password. Further parameters are as in redis.ParseURL,
 // redis.ParseFailoverURL and redis.ParseClusterURL.
 type Address struct {
 	Source string // such as "--redis"
@@ -61,7 +61,7 @@ func (a Address) Parse(t TLS) (Opt, error) {
 // parse returns a function that makes clients of the URL. Where that uses TLS, they have the config.
 func parse(text string, config *tls.Config, hasFiles bool) (func() redis.UniversalClient, error) {
 	prefix, hosts, after, ok := split(text)
-	// An @ after the hosts is most likely from a password that holds one of / ? #
+	// An @ after the hosts is most likely from a password that contains one of / ? #
 	if !ok || strings.ContainsAny(after, "@#") {
 		return nil, errShape
 	}

@@ -49,7 +49,7 @@ func (p *Progress) Show(line func() string) {
 // Restart makes the next line due when a full interval has passed.
 func (p *Progress) Restart() { p.shown = time.Now() }
 
-// Clear removes the line from a terminal, until the next one.
+// Clear removes the line from a terminal, until the next line.
 func (p *Progress) Clear() {
 	if IsTerminal(p.w) {
 		fmt.Fprint(p.w, clearLine)

@@ -70,8 +70,8 @@ func load(t *testing.T, path string) (r recording) {
 	defer f.Close()
 	for lines := bufio.NewScanner(got(gzip.NewReader(f))(t)); lines.Scan(); {
 		line := lines.Text()
-		if head, ok := strings.CutPrefix(line, "> "); ok {
-			at, instance, _ := strings.Cut(head, " ")
+		if stamp, ok := strings.CutPrefix(line, "> "); ok {
+			at, instance, _ := strings.Cut(stamp, " ")
 			ms, _ := strconv.ParseInt(at, 10, 64)
 			r = append(r, scrape{time.UnixMilli(ms), instance, map[string]float64{}})
 			continue

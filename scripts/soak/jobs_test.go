@@ -14,10 +14,10 @@ func TestFatesAreDrawnAtTheirRates(t *testing.T) {
 	const n, rate = 20_000, 0.01
 	got := map[fate]float64{}
 	for i := range uint64(n) {
-		f, pause := fateOf(7, dequeues, i, rate)
+		f, delay := fateOf(7, dequeues, i, rate)
 		again, same := fateOf(7, dequeues, i, rate)
-		expect.Require(t, again == f && same == pause, "call", i, f, "then", again)
-		expect.Equal(t, (f == delayed), (pause > 0), "call", i, f, "for", pause)
+		expect.Require(t, again == f && same == delay, "call", i, f, "then", again)
+		expect.Equal(t, (f == delayed), (delay > 0), "call", i, f, "for", delay)
 		got[f]++
 	}
 	for _, f := range []fate{cut, dropped, delayed} {

@@ -145,15 +145,15 @@ func (s *taskQueue) wantStates(want string) {
 		id := strings.TrimPrefix(key, prefix+"t:")
 		state := s.redis.HGet(ctx, key, "state").Val()
 		states = append(states, id+" "+state)
-		places := map[string]bool{
+		sets := map[string]bool{
 			"active":      slices.Contains(s.redis.LRange(ctx, prefix+"active", 0, -1).Val(), id),
 			"aggregating": s.redis.ZScore(ctx, prefix+"g:g", id).Err() == nil,
 			"pending":     slices.Contains(s.redis.LRange(ctx, prefix+"pending", 0, -1).Val(), id),
 			"retry":       s.redis.ZScore(ctx, prefix+"retry", id).Err() == nil,
 			"scheduled":   s.redis.ZScore(ctx, prefix+"scheduled", id).Err() == nil,
 		}
-		for place, in := range places {
-			expect.That(s, in == (place == state), "task", id, "is", state, "; in", place, in)
+		for set, in := range sets {
+			expect.That(s, in == (set == state), "task", id, "is", state, "; in", set, in)
 		}
 		leased := s.redis.ZScore(ctx, prefix+"lease", id).Err() == nil
 		expect.That(s, leased == (state == "active"), id, state, leased)

@@ -213,12 +213,12 @@ func TestALineThatFailsIsSkippedForAWhile(t *testing.T) {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		pauses := []time.Duration{100, 200, 400, 800, 1000, 1000, 1000} // ms
-		for i, pause := range pauses {
-			pause *= time.Millisecond
+		delays := []time.Duration{100, 200, 400, 800, 1000, 1000, 1000} // ms
+		for i, delay := range delays {
+			delay *= time.Millisecond
 			expect.Require(t, i+1 < len(asked), "it was asked", len(asked), "times in 5 s")
 			took := asked[i+1].Sub(asked[i])
-			expect.That(t, took >= pause && took <= pause+every, "pause", i, "took", took, ", want", pause)
+			expect.That(t, took >= delay && took <= delay+every, "delay", i, "took", took, ", want", delay)
 		}
 	})
 }

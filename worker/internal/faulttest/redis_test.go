@@ -21,9 +21,9 @@ import (
 // Redis stops answering, the limiter's own or that of all: nothing is lost or runs twice, no retry is burnt, no limit
 // exceeded, and it is logged once.
 func TestRedisStopsAnswering(t *testing.T) {
-	for _, pause := range []time.Duration{10 * time.Second, 40 * time.Second} {
+	for _, outage := range []time.Duration{10 * time.Second, 40 * time.Second} {
 		for _, who := range []string{"the limiter's", "all"} {
-			t.Run(fmt.Sprint(who, " for ", pause), func(t *testing.T) {
+			t.Run(fmt.Sprint(who, " for ", outage), func(t *testing.T) {
 				sitetest.Bubble(t, sitetest.Policy(4, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
 					var proxy sitetest.Proxy
 					if who == "all" {
@@ -40,7 +40,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 					s.Serve(s.Ok)
 					s.EnqueueMany("acme", 0, n, retries)
 					time.Sleep(15 * time.Second)
-					goesOn := proxy.Hang(pause)
+					goesOn := proxy.Hang(outage)
 					if who == "all" {
 						<-goesOn
 					}
@@ -59,7 +59,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 					// For 12 s go-redis repeats the call, and nobody notices.
 					begun := s.Logs.Count("worker: the limiter is unavailable")
 					over := s.Logs.Count("worker: the limiter is available again")
-					silent := who != "all" && pause > 12*time.Second && begun == 0
+					silent := who != "all" && outage > 12*time.Second && begun == 0
 					expect.That(t, begun <= 1 && begun == over && !silent, "want the outage logged once:", s.Logs)
 					if who == "all" {
 						expect.Equal(t, s.Counters().Archived, 0, "tasks were archived")

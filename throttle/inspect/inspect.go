@@ -43,8 +43,7 @@ func (i Inspector) Policies() []string {
 // Orphans returns how many tickets wait in lines of policies that the limiter does not have, by policy.
 // It looks through all keys of a Redis, some thousand a call.
 func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
-	known, orphans := i.Policies(), map[string]int64{}
-	c := i.limiter.Config()
+	known, orphans, c := i.Policies(), map[string]int64{}, i.limiter.Config()
 	err := script.ScanAll(ctx, c.Client, script.Prefix(c.Prefix, "*")+"t", func(keys []string) error {
 		for _, key := range keys {
 			_, name, _ := strings.Cut(key, "{")
@@ -86,8 +85,7 @@ func (i Inspector) line(name string) *line {
 // try calls f, unless something has failed.
 func (l *line) try(ctx context.Context, f func(client redis.UniversalClient, prefix string) error) {
 	if l.err == nil {
-		err := f(l.config.Client, script.Prefix(l.config.Prefix, l.name))
-		l.err = script.Classify(ctx, script.PolicyOf(l.name), err)
+		l.err = script.Classify(ctx, script.PolicyOf(l.name), f(l.config.Client, script.Prefix(l.config.Prefix, l.name)))
 	}
 }
 

@@ -63,9 +63,9 @@ func (n *Line) Expect(ctx context.Context, expectations ...*Expectation) error {
 			continue
 		}
 		ask := o.lineRequest(script.Expect, "")
-		ask.Cost, ask.Ticket, ask.Entry.Flow = "", e.Ticket, e.Flow
+		ask.Cost, ask.Ticket, ask.LinePart.Flow = "", e.Ticket, e.Flow
 		if e.Flow == "" {
-			ask.Entry = nil
+			ask.LinePart = nil
 		}
 		asks, asked, operations = append(asks, ask), append(asked, e), append(operations, o)
 	}

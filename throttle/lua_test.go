@@ -144,7 +144,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	read := all(code(windows), `\bw\[(\d)\]`)
 	slices.Sort(read)
 	expect.That(t, len(policy) == 5 && len(policy[1].([]any)[0].([]any)) == len(slices.Compact(read)), "argument 4", policy, "is read by", read)
-	head := len(own)
+	common := len(own)
 
 	requests := all(header(decide), `(?m)^--   (\d) \w+ `)
 	expect.That(t, slices.Equal(requests, []string{"1", "2", "3", "4", "5"}) &&
@@ -155,7 +155,7 @@ func TestHeadersOfScripts(t *testing.T) {
 	}
 	for i, windows := range []int{len(p.Windows), len(p.Windows), 0} { // of Reserve, Cancel and Join
 		args := spied.calls[i] // command, script, number of keys, key, arguments
-		want := 4 + head + len(requests) + len(p.Windows)
+		want := 4 + common + len(requests) + len(p.Windows)
 		expect.That(t, len(args) == want && fmt.Sprint(args[2]) == "1", "call", i, "Go sends", len(args), "values, the headers say", want)
 		want = form("answer") + form("window")*windows
 		expect.That(t, len(spied.replies[i]) == want, "call", i, "decide.lua replies", len(spied.replies[i]), "values, the header says", want)
@@ -180,7 +180,7 @@ func TestHeadersOfScripts(t *testing.T) {
 
 	arguments := all(header(take), `(?m)^--   (\d) \w+ `)
 	took := spied.calls[len(spied.calls)-1]
-	expect.That(t, len(arguments) == 5 && len(took) == 4+head+len(arguments)+2,
+	expect.That(t, len(arguments) == 5 && len(took) == 4+common+len(arguments)+2,
 		"take.lua: the header lists", arguments, "Go sends", len(took), "values")
 	listed := strings.Fields(one(t, header(take), `(?m)^--   text   "([a-z ]*)"`))
 	first := names(one(t, header(take), `(?m)^-- reply (.*), then for each ticket its text, when`))
@@ -251,10 +251,10 @@ func TestHeadersOfState(t *testing.T) {
 		l := expect.Got(New(Config{Client: client, Policies: []Policy{{Name: "p", Windows: []Window{w}}}}))(t)
 		expect.Must(t, expect.ErrOf(l.Reserve(t.Context(), Request{Policy: "p", Tenant: "acme"})))
 		got := expect.Got(server.Get("sluice:{p}:w:tenant:acme"))(t)
-		head := header(script.File(a.File))
-		want := sizes(value) + sizes(section) + len("window") + sizes(one(t, head, `(?m)^--   payload     (.*)$`))
-		if strings.Contains(head, "entry*") {
-			want += sizes(one(t, head, `(?m)^--   entry       (.*)$`))
+		text := header(script.File(a.File))
+		want := sizes(value) + sizes(section) + len("window") + sizes(one(t, text, `(?m)^--   payload     (.*)$`))
+		for _, repeated := range all(text, `(?m)^--   payload     .* (\w+)\*$`) {
+			want += sizes(one(t, text, `(?m)^--   `+repeated+` {2,}(.*)$`))
 		}
 		expect.Equal(t, len(got), want, name, "one grant takes", "bytes, the headers say")
 	}

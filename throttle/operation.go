@@ -209,7 +209,7 @@ func (o *operation) lineRequest(op, id string) script.Request {
 	r := o.request
 	ask := script.Request{
 		Op: op, ID: id, Settings: o.tenantSettings(), Keys: o.keys, Cost: o.costsText(r), Hold: r.MaxHold.Microseconds(),
-		Entry: &script.Entry{
+		LinePart: &script.LinePart{
 			Since: max(0, r.Since.UnixMicro()), Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant,
 			Weight: o.weight(), Key: r.Key, Front: r.Front,
 		},
@@ -224,7 +224,7 @@ func (o *operation) lineRequest(op, id string) script.Request {
 // reserveRequest returns the request that reserves. A reservation that it replaces is given back by the same call.
 func (o *operation) reserveRequest(replaces Reservation) script.Request {
 	ask := o.lineRequest(o.verb, script.NewID())
-	o.refuseLate(ask.Entry)
+	o.refuseLate(ask.LinePart)
 	ask.At, ask.Replaces = max(0, replaces.At.UnixMicro()), replaces.ID
 	return ask
 }
@@ -238,8 +238,8 @@ func (o *operation) joinRequest() (ask script.Request, err error) {
 		return ask, nil
 	}
 	ask = o.lineRequest(script.Join, "")
-	ask.Entry.Backlog = int64(o.request.Backlog)
-	o.refuseLate(ask.Entry)
+	ask.LinePart.Backlog = int64(o.request.Backlog)
+	o.refuseLate(ask.LinePart)
 	return ask, nil
 }
 
@@ -381,16 +381,16 @@ func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
 }
 
 // refuseLate sets the bounds by which the script refuses a request that cannot start in time.
-func (o *operation) refuseLate(p *script.Entry) {
+func (o *operation) refuseLate(n *script.LinePart) {
 	switch most := o.request.MaxWait; {
 	case most > 0:
-		p.MaxWait = max(1, most.Microseconds())
+		n.MaxWait = max(1, most.Microseconds())
 	case most < 0:
-		p.MaxWait = script.Refuse
+		n.MaxWait = script.Refuse
 	}
 	if deadline := o.request.Deadline; !deadline.IsZero() {
-		if p.Deadline = time.Until(deadline).Microseconds(); p.Deadline <= 0 {
-			p.Deadline = script.Refuse
+		if n.Deadline = time.Until(deadline).Microseconds(); n.Deadline <= 0 {
+			n.Deadline = script.Refuse
 		}
 	}
 }

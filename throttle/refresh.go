@@ -56,7 +56,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 				continue // the next refresh asks again
 			}
 			ask := o.lineRequest(script.Refresh, "")
-			ask.Entry.Flow = flow // the flow of a claim has another name
+			ask.LinePart.Flow = flow // the flow of a claim has another name
 			asks = append(asks, ask)
 		}
 		_, err := cp.decide(ctx, asks...)

@@ -181,8 +181,8 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		}
 		ask := o.lineRequest(op, r.ID)
 		ask.At, ask.Never = r.At.UnixMicro(), o.neverCounted(r)
-		ask.Entry.Flow, ask.Cost = cmp.Or(t.Flow, ask.Entry.Flow), cmp.Or(t.Cost, ask.Cost)
-		ask.Entry.Rank, ask.Entry.Since = t.Rank, t.Since.UnixMicro()
+		ask.LinePart.Flow, ask.Cost = cmp.Or(t.Flow, ask.LinePart.Flow), cmp.Or(t.Cost, ask.Cost)
+		ask.LinePart.Rank, ask.LinePart.Since = t.Rank, t.Since.UnixMicro()
 		asks[o.compiledPolicy] = append(asks[o.compiledPolicy], ask)
 		given[o.compiledPolicy] = append(given[o.compiledPolicy], t)
 	}

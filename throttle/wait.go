@@ -93,7 +93,7 @@ func (c *claims) wait(
 	defer c.remove(id, taken)
 	ask := o.reserveRequest(Reservation{})
 	ask.Ticket = script.TicketName(c.taker.Claims, id)
-	ask.Entry.Flow = o.flow(c.taker.Claims, o.request)
+	ask.LinePart.Flow = o.flow(c.taker.Claims, o.request)
 	d, err = c.line.limiter.send(ctx, o, ask)
 	switch {
 	case errors.As(err, new(*DeniedError)):

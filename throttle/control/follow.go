@@ -160,7 +160,7 @@ func (f *Follower) adopt(policies []throttle.Policy, isNew bool) error {
 		f.logger.Error("control: published policies cannot be used: those before stay in force",
 			"version", f.state.Version, "err", err)
 	} else if isNew {
-		f.report(false) // the old entry: look writes the new one
+		f.report(false) // under the old version: look reports the new one
 		f.version, f.reported = f.state.Version, time.Time{}
 	}
 	if isNew {

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
-// A Batch is an entry under the key "batches", as it is written. Fields that the file leaves out are zero. Package
+// A Batch is an item under the key "batches", as it is written. Fields that the file leaves out are zero. Package
 // worker/batchfile checks the values of the others.
 type Batch struct {
 	Duration     time.Duration

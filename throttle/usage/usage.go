@@ -141,7 +141,7 @@ func (c *Counter) write(l *throttle.Limiter) {
 		}
 		if n != 0 {
 			pipe.ZIncrBy(ctx, key.in.key(l, key.policy, at), float64(n), key.member)
-			inLine[key.policy] += 0 // makes an entry, so that its sets are trimmed and expire
+			inLine[key.policy] += 0 // names the policy, so that its sets are trimmed and expire
 		}
 	}
 	for policy, n := range inLine {

@@ -127,7 +127,7 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 			"calls", got)
 		undo := f.calls[2].requests[1]
 		expect.That(t, undo.At == 2 && slices.Equal(undo.Keys, []string{"w:granted too"}) &&
-			undo.Cost == "requests=1" && undo.Entry == nil && undo.Ticket == "", "cancelled by", undo)
+			undo.Cost == "requests=1" && undo.LinePart == nil && undo.Ticket == "", "cancelled by", undo)
 		for _, c := range gone {
 			expect.That(t, c.done && errors.Is(c.err, context.Canceled) && c.answers == nil,
 				"the caller that gave up", c.answers, c.err)

@@ -13,10 +13,10 @@ import (
 func TestPreflightKnowsAllCommands(t *testing.T) {
 	t.Parallel()
 	used := []string{"hlen", "hscan"}
-	entries := expect.Got(files.ReadDir("lua"))(t)
+	found := expect.Got(files.ReadDir("lua"))(t)
 	calls := regexp.MustCompile(`redis\.p?call\((?:sorted and '(\w+)' or )?'(\w+)'`)
-	for _, entry := range entries {
-		for _, call := range calls.FindAllStringSubmatch(File(strings.TrimSuffix(entry.Name(), ".lua")), -1) {
+	for _, file := range found {
+		for _, call := range calls.FindAllStringSubmatch(File(strings.TrimSuffix(file.Name(), ".lua")), -1) {
 			used = append(used, strings.ToLower(call[2]))
 			if call[1] != "" {
 				used = append(used, strings.ToLower(call[1]))

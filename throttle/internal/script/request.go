@@ -15,7 +15,7 @@ const (
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
 	PutBack   = "put_back"  // puts a taken ticket back at its rank, and gives back the units of its grant, once
-	Cancel    = "cancel"    // gives back all of a reservation, once; with an Entry.Rank its tenant's tag moves back
+	Cancel    = "cancel"    // gives back all of a reservation, once; with a LinePart.Rank its tenant's tag moves back
 	Settle    = "settle"    // corrects the units of a reservation
 	Release   = "release"   // gives back its leases
 	Renew     = "renew"     // keeps its leases for as long again
@@ -29,17 +29,17 @@ const (
 // A Request is one request of a call. Times and durations are microseconds. Fields that calls carry as JSON have
 // tags.
 type Request struct {
-	Op       string   `json:"-"`
-	ID       string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
-	At       int64    `json:"at,omitempty"`       // when the reservation was granted; with Replaces: when that was
-	Replaces string   `json:"replaces,omitempty"` // of verbs that grant: a grant to give back first, once. Only windows may deny then
-	Hold     int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
-	Settings Settings `json:"settings,omitzero"`
-	Paused   int64    `json:"paused,omitempty"` // when operators' pause of the policy ends; 0 is no pause. Settings has the tenant's
-	Ticket   string   `json:"-"`                // made by TicketName; empty if it does not wait
-	Keys     []string `json:"-"`                // of the scopes, made by ScopeKey
-	Cost     string   `json:"-"`                // such as "requests=1,tokens=5"; may be empty
-	*Entry            // nil if the verb needs none
+	Op        string   `json:"-"`
+	ID        string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
+	At        int64    `json:"at,omitempty"`       // when the reservation was granted; with Replaces: when that was
+	Replaces  string   `json:"replaces,omitempty"` // of verbs that grant: a grant to give back first, once. Only windows may deny then
+	Hold      int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
+	Settings  Settings `json:"settings,omitzero"`
+	Paused    int64    `json:"paused,omitempty"` // when operators' pause of the policy ends; 0 is no pause. Settings has the tenant's
+	Ticket    string   `json:"-"`                // made by TicketName; empty if it does not wait
+	Keys      []string `json:"-"`                // of the scopes, made by ScopeKey
+	Cost      string   `json:"-"`                // such as "requests=1,tokens=5"; may be empty
+	*LinePart          // nil if the verb needs none
 
 	Actual  []int64  `json:"actual,omitempty"`  // of Settle: units by window, below 0 if they stay
 	Never   []int    `json:"never,omitempty"`   // of Cancel, PutBack and Renew: windows, by numbers from 1, that never counted it
@@ -82,8 +82,8 @@ func (s Settings) MarshalText() ([]byte, error) {
 	return json.Marshal(fields(s))
 }
 
-// An Entry says where in a line the request waits, and under which conditions it joins.
-type Entry struct {
+// A LinePart is the part of a request that only a line needs: where it waits, and under which conditions it joins.
+type LinePart struct {
 	Flow     string `json:"-"` // made by Flow
 	Tenant   string `json:"-"`
 	Weight   int64  `json:"-"` // in thousandths
@@ -99,14 +99,14 @@ type Entry struct {
 // Refuse, as a MaxWait or a Deadline, refuses a request that is not granted at once.
 const Refuse = -1
 
-// text returns the part of an entry that every ticket has.
-func (p *Entry) text() string {
-	if p == nil {
+// text returns the fields that every ticket has.
+func (l *LinePart) text() string {
+	if l == nil {
 		return ""
 	}
-	text := p.Flow + " " + word(p.Tenant) + " " + strconv.FormatInt(p.Weight, 10) + " " + word(p.Key)
-	if p.Since > 0 { // the scripts keep and return it as a part of the key
-		text += ":" + strconv.FormatInt(p.Since, 10)
+	text := l.Flow + " " + word(l.Tenant) + " " + strconv.FormatInt(l.Weight, 10) + " " + word(l.Key)
+	if l.Since > 0 { // the scripts keep and return it as a part of the key
+		text += ":" + strconv.FormatInt(l.Since, 10)
 	}
 	return text
 }
@@ -122,7 +122,7 @@ func (r Request) append(args []any, leases bool) []any {
 	if f := r.Refused; f != nil {
 		r.Refused = &Refused{f.Wait, f.Guess, f.Adapt, Escape(f.Tenant), Escape(f.Cause), Escape(f.Reporter)}
 	}
-	args = append(args, r.Op, cmp.Or(r.Cost, "-"), r.Ticket, r.Entry.text(), toJSON(r))
+	args = append(args, r.Op, cmp.Or(r.Cost, "-"), r.Ticket, r.LinePart.text(), toJSON(r))
 	for _, key := range r.Keys {
 		args = append(args, key)
 	}

@@ -3,8 +3,8 @@
 -- while its holder runs, and given back when it ends. The lease of a dead worker expires.
 --
 --   parameters  p1 limit (units), p2 lease (us)
---   payload     used(7) hold(7) entry*
---   entry       expires(7) units(7) id(8), the soonest to expire first
+--   payload     used(7) hold(7) lease*
+--   lease       expires(7) units(7) id(8), the soonest to expire first
 --
 -- `hold` estimates how long units are held (us). The first grant that says how long it may hold them sets it. A
 -- longer hold replaces it at once, a shorter one moves it by a quarter of the difference. Expected starts go by it,
@@ -12,7 +12,7 @@
 
 do
 
-local LEASE = 22 -- bytes of an entry
+local LEASE = 22 -- bytes of a lease
 
 -- find_lease returns the offset of a lease in st.data, or nil.
 local function find_lease(st, id)
@@ -27,10 +27,10 @@ end
 
 -- add_lease inserts a lease in the order of expiry.
 local function add_lease(st, expires, units, id)
-  local entry = pack7(expires) .. pack7(units) .. id
+  local lease = pack7(expires) .. pack7(units) .. id
   local i = #st.data + 1 -- a newer lease may end sooner, if the policy's lease was longer before
   while i > st.first and unpack7(st.data, i - LEASE) > expires do i = i - LEASE end
-  st.data = sub(st.data, st.first, i - 1) .. entry .. sub(st.data, i)
+  st.data = sub(st.data, st.first, i - 1) .. lease .. sub(st.data, i)
   st.first = 1
   st.used = st.used + units
 end

@@ -4,7 +4,7 @@
 --   1 op        a verb
 --   2 costs     "requests=1,tokens=5", "-" for none
 --   3 ticket    "QUEUE/ID"; empty for a request that does not wait
---   4 entry     "flow tenant weight key" (line.lua), "-" for an empty word: flow "QUEUE|VALUES",
+--   4 line_part "flow tenant weight key" (line.lua), "-" for an empty word: flow "QUEUE|VALUES",
 --               weight in thousandths; empty for a request that joins no line
 --   5 more      fields, as JSON; empty for most requests
 --   then S ends of the scopes' keys, narrow to broad

@@ -1,6 +1,6 @@
 -- line_join.lua: how tickets enter a line, and when they are expected to start.
 --
--- new_join(L) returns a table of the functions below. Their parameters: r, a request whose entry was read
+-- new_join(L) returns a table of the functions below. Their parameters: r, a request whose line part was read
 -- (request.lua); list, the scopes of r; `at`, the time of these scopes.
 
 local function new_join(L)

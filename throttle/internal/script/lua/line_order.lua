@@ -14,7 +14,7 @@
 --              and 1 if both classes waited at the last grant
 --
 -- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a reserve. What
--- is known of a scope is its standings: the entries of the sides that wait there, by queue and in a list; V; when the
+-- is known of a scope is its standings: a row for each side that waits there, by queue and in a list; V; when the
 -- next ticket of a batch goes; and the tags that were kept.
 
 local function new_order(L, names, strict)
@@ -48,20 +48,20 @@ local function new_order(L, names, strict)
     narrow = narrow or not mine or redis.call('ZCARD', P .. q.dues_key) > at_root
   end
 
-  -- add adds the entry of a side to standings. waiting: the flow or node whose n counts its tickets; lapses: until when
+  -- add adds the row of a side to standings. waiting: the flow or node whose n counts its tickets; lapses: until when
   -- room is kept for a side of another server, 0 if none is. Queues of strict priorities have one account (tag).
   local function add(standings, side, waiting, lapses)
     local class = side.q.batch and BATCH or LIVE
     local account = strict and side.of_take and standings.strict[class] or {tag = -1}
-    local e = {
+    local row = {
       side = side, waiting = waiting, account = account, weight = 1, step = false, units = false,
       class = class, lapses = lapses,
     }
-    standings.list[#standings.list + 1] = e
-    standings.entries[side.q.queue] = e
+    standings.list[#standings.list + 1] = row
+    standings.rows[side.q.queue] = row
   end
 
-  -- add_waiting adds a side's entry if it has tickets waiting at a scope. Those of another
+  -- add_waiting adds a side's row if it has tickets waiting at a scope. Those of another
   -- server that fit everywhere wait at ROOT, and want room of all scopes.
   local function add_waiting(standings, side, flow)
     local scope, name, mine = standings.scope, side.q.queue, side.of_take
@@ -80,26 +80,26 @@ local function new_order(L, names, strict)
     add(standings, side, waiting, lapses)
   end
 
-  -- average_costs sets what a ticket of an entry costs on average, by unit, and by how much it raises the tag.
-  local function average_costs(standings, e)
+  -- average_costs sets what a ticket of a row costs on average, by unit, and by how much it raises the tag.
+  local function average_costs(standings, row)
     local costs, list = {}, standings.scope.spec.windows
-    e.units = {}
+    row.units = {}
     for j = 1, #list do
       local unit = call.windows[list[j]].unit
-      e.units[unit] = ceil(line_units.of_unit(e.waiting, unit) / max(1, e.waiting.n))
-      costs[list[j]] = e.units[unit]
+      row.units[unit] = ceil(line_units.of_unit(row.waiting, unit) / max(1, row.waiting.n))
+      costs[list[j]] = row.units[unit]
     end
-    e.step = fair.part_of(standings.scope, costs) / e.weight
+    row.step = fair.part_of(standings.scope, costs) / row.weight
   end
 
-  -- weigh sets the weights of all entries, and clears their tags. A side weighs as much as its flows that wait at the
+  -- weigh sets the weights of all rows, and clears their tags. A side weighs as much as its flows that wait at the
   -- scope, or at ROOT if none waits there. At a tenant's own scope servers weigh the same.
   local function weigh(standings)
     local list, servers_of, weights = standings.list, {{}, {}}, {0, 0}
     local alike = standings.scope.spec.of_tenant or not many_servers
     for k = 1, #list do
-      local e, q = list[k], list[k].side.q
-      local server = servers_of[e.class][q.server] or {priorities = 0, weight = 0}
+      local row, q = list[k], list[k].side.q
+      local server = servers_of[row.class][q.server] or {priorities = 0, weight = 0}
       local weight = server.weight == 0 and 1 or 0 -- 1 for each server
       if not alike then
         local flows = L.count_flows(q.queue .. '|' .. standings.scope.suffix)
@@ -107,20 +107,20 @@ local function new_order(L, names, strict)
         weight = max(1, flows * q.weights / max(1, q.flows))
       end
       server.priorities, server.weight = server.priorities + q.priority, server.weight + weight
-      weights[e.class] = weights[e.class] + weight
-      servers_of[e.class][q.server], e.server = server, server
+      weights[row.class] = weights[row.class] + weight
+      servers_of[row.class][q.server], row.server = server, server
     end
     standings.both = weights[LIVE] > 0 and weights[BATCH] > 0
     for k = 1, #list do
-      local e = list[k]
-      local weight = e.server.weight / weights[e.class]
-      if not (strict and e.side.of_take) then weight = weight * e.side.q.priority / e.server.priorities end
-      if standings.both then weight = weight * (e.class == BATCH and call.batch_share or 1 - call.batch_share) end
-      e.weight, e.step, e.account.tag = weight, false, -1
+      local row = list[k]
+      local weight = row.server.weight / weights[row.class]
+      if not (strict and row.side.of_take) then weight = weight * row.side.q.priority / row.server.priorities end
+      if standings.both then weight = weight * (row.class == BATCH and call.batch_share or 1 - call.batch_share) end
+      row.weight, row.step, row.account.tag = weight, false, -1
     end
   end
 
-  -- begin sets the tags of entries to the kept ones, but at least V. Batches lose theirs where live tickets are new.
+  -- begin sets the tags of rows to the kept ones, but at least V. Batches lose theirs where live tickets are new.
   local function begin(standings)
     local list, tags, v = standings.list, standings.tags, standings.v
     for name in pairs(tags) do
@@ -131,11 +131,11 @@ local function new_order(L, names, strict)
       account.tag = max(account.tag, tags[list[k].side.q.queue] or -1)
     end
     for k = 1, #list do
-      local e, account = list[k], list[k].account
-      if e.class == BATCH and standings.both and account.tag < v then
-        average_costs(standings, e)
-        account.tag = v + e.step
-        tags[e.side.q.queue] = account.tag
+      local row, account = list[k], list[k].account
+      if row.class == BATCH and standings.both and account.tag < v then
+        average_costs(standings, row)
+        account.tag = v + row.step
+        tags[row.side.q.queue] = account.tag
       end
       account.tag = max(account.tag, v)
     end
@@ -145,11 +145,11 @@ local function new_order(L, names, strict)
   local function read_standings(standings, flow)
     standings.stale = false
     for k = 1, #sides do
-      if not standings.entries[sides[k].q.queue] then add_waiting(standings, sides[k], flow) end
+      if not standings.rows[sides[k].q.queue] then add_waiting(standings, sides[k], flow) end
     end
     local first = standings.list[1]
     if not flow.batch and (not first or not standings.list[2] and first.side.q.queue == flow.queue) then return end
-    if not standings.entries[flow.queue] then -- a newcomer, or a side whose flows wait at ROOT
+    if not standings.rows[flow.queue] then -- a newcomer, or a side whose flows wait at ROOT
       add(standings, {q = L.queue_of(flow.queue), of_take = true}, flow, 0)
     end
     if not standings.loaded then
@@ -165,28 +165,28 @@ local function new_order(L, names, strict)
     begin(standings)
   end
 
-  -- standings_of returns the standings of a scope, and the entry of a flow's side; nil if that is live and waits
+  -- standings_of returns the standings of a scope, and the row of a flow's side; nil if that is live and waits
   -- there alone (the time of a batch counts even then).
   local function standings_of(flow, scope)
     if not narrow and scope.suffix ~= ROOT and not flow.batch then return nil end
     local standings = all_standings[scope.suffix]
     if not standings then
       standings = {
-        scope = scope, list = {}, entries = {}, tags = {}, v = 0, time = 0, both = false, mixed = false, changed = false,
+        scope = scope, list = {}, rows = {}, tags = {}, v = 0, time = 0, both = false, mixed = false, changed = false,
         stale = true, loaded = false, strict = {{tag = -1}, {tag = -1}},
       }
       all_standings[scope.suffix] = standings
     end
-    if standings.stale or standings.loaded and not standings.entries[flow.queue] then read_standings(standings, flow) end
-    if standings.loaded then return standings, standings.entries[flow.queue] end
+    if standings.stale or standings.loaded and not standings.rows[flow.queue] then read_standings(standings, flow) end
+    if standings.loaded then return standings, standings.rows[flow.queue] end
   end
 
-  -- waits returns whether an entry's side waits at the scope now. A tenant's flow that had room there in this call,
+  -- waits returns whether a row's side waits at the scope now. A tenant's flow that had room there in this call,
   -- and waits at ROOT by now, still counts as waiting there.
-  local function waits(standings, e)
+  local function waits(standings, row)
     local suffix = standings.scope.suffix
-    return e.waiting.n > 0 and (not e.side.of_take or heads.due_at(e.side.q.queue, suffix) or
-      suffix ~= ROOT and e.waiting.passed and e.waiting.suffix == ROOT)
+    return row.waiting.n > 0 and (not row.side.of_take or heads.due_at(row.side.q.queue, suffix) or
+      suffix ~= ROOT and row.waiting.passed and row.waiting.suffix == ROOT)
   end
 
   local function goes_before(a, b)
@@ -195,23 +195,23 @@ local function new_order(L, names, strict)
     return strict and a.side.of_take and a.side.q.priority > b.side.q.priority
   end
 
-  -- owe adds to `owed` the units that a flow leaves to e, as e goes first. tag: of the flow's side.
-  local function owe(owed, standings, e, tag)
-    local lapses = e.lapses -- until when they are left; 0: none are
-    if e.side.of_take then
-      local due = heads.due_at(e.side.q.queue, standings.scope.suffix)
+  -- owe adds to `owed` the units that a flow leaves to a row's side, which goes first. tag: of the flow's side.
+  local function owe(owed, standings, row, tag)
+    local lapses = row.lapses -- until when they are left; 0: none are
+    if row.side.of_take then
+      local due = heads.due_at(row.side.q.queue, standings.scope.suffix)
       if due and due > now then -- it waits for room; a batch before its time delays nobody
         local time = min(due, now + appointments.LATEST) -- its server may have gone by then
-        if e.class == LIVE or standings.time <= now + BURST then owed.opens = max(owed.opens or 0, time) end
+        if row.class == LIVE or standings.time <= now + BURST then owed.opens = max(owed.opens or 0, time) end
         return
       end
-      if standings.scope.suffix == ROOT then return end -- this take visits e before the flow
+      if standings.scope.suffix == ROOT then return end -- this take visits that side before the flow
       lapses = now + LATE
     end
     if lapses == 0 then return end
-    if not e.step then average_costs(standings, e) end
-    local n = min(e.waiting.n, max(1, ceil((tag - e.account.tag) / e.step - 1e-6)))
-    for unit, cost in pairs(e.units) do owed.reserved[unit] = (owed.reserved[unit] or 0) + n * cost end
+    if not row.step then average_costs(standings, row) end
+    local n = min(row.waiting.n, max(1, ceil((tag - row.account.tag) / row.step - 1e-6)))
+    for unit, cost in pairs(row.units) do owed.reserved[unit] = (owed.reserved[unit] or 0) + n * cost end
     owed.lapses = min(owed.lapses, lapses)
   end
 
@@ -219,21 +219,21 @@ local function new_order(L, names, strict)
   -- units `reserved` until `lapses`, and waits until `opens` whether or not its costs fit.
   function order.owed(flow, scope)
     if not sides[2] and not flow.batch then return nil end
-    local standings, entry = standings_of(flow, scope)
+    local standings, own = standings_of(flow, scope)
     if not standings then return nil end
     local owed, live = nil, false
     for k = 1, #standings.list do
-      local e = standings.list[k]
-      local before = e ~= entry and goes_before(e, entry)
-      if (before or entry.class == BATCH and e.class == LIVE) and waits(standings, e) then
-        live = live or e.class == LIVE
+      local row = standings.list[k]
+      local before = row ~= own and goes_before(row, own)
+      if (before or own.class == BATCH and row.class == LIVE) and waits(standings, row) then
+        live = live or row.class == LIVE
         if before then
           owed = owed or {reserved = {}, lapses = MOST, opens = nil}
-          owe(owed, standings, e, entry.account.tag)
+          owe(owed, standings, row, own.account.tag)
         end
       end
     end
-    if entry.class == BATCH and not live and standings.time > now + BURST then
+    if own.class == BATCH and not live and standings.time > now + BURST then
       owed = owed or {reserved = {}, lapses = MOST, opens = nil}
       owed.opens = max(owed.opens or 0, standings.time - BURST)
     end
@@ -251,8 +251,8 @@ local function new_order(L, names, strict)
     local standings, first = standings_of(list[1], order.root) -- a queue's record stands for a flow
     local best = 1
     for i = 2, standings and #list or 1 do
-      local e = standings.entries[list[i].queue]
-      if e and goes_before(e, first) then best, first = i, e end
+      local row = standings.rows[list[i].queue]
+      if row and goes_before(row, first) then best, first = i, row end
     end
     return best, first and first.weight or 1
   end
@@ -260,22 +260,22 @@ local function new_order(L, names, strict)
   -- note_grant_at counts a grant at a scope. `delay` is the longest period (us) of the broader scopes at which live
   -- tickets delayed this batch, 0 for none. It returns that of this scope and the broader ones.
   local function note_grant_at(flow, scope, costs, delay)
-    local standings, entry = standings_of(flow, scope)
+    local standings, own = standings_of(flow, scope)
     if not standings then return delay end
-    local list, account, live = standings.list, entry.account, false
+    local list, account, live = standings.list, own.account, false
     local v = account.tag
     for k = 1, #list do
-      local e = list[k]
-      if (e.account.tag < v or flow.batch and e.class == LIVE) and waits(standings, e) then
-        v, live = min(v, e.account.tag), live or e.class == LIVE
+      local row = list[k]
+      if (row.account.tag < v or flow.batch and row.class == LIVE) and waits(standings, row) then
+        v, live = min(v, row.account.tag), live or row.class == LIVE
       end
     end
-    standings.mixed = standings.both and (live or entry.class == LIVE)
+    standings.mixed = standings.both and (live or own.class == LIVE)
     standings.v, standings.changed = max(standings.v, v), true
     local least = 2 * account.tag / MOST -- doubles round: less might not move it
-    account.tag = account.tag + max(least, fair.part_of(scope, costs.windows) / entry.weight)
+    account.tag = account.tag + max(least, fair.part_of(scope, costs.windows) / own.weight)
     standings.tags[flow.queue] = account.tag
-    if entry.class == LIVE then return 0 end
+    if own.class == LIVE then return 0 end
     local longest, until_next = delay, 0
     for _, i in ipairs(scope.spec.windows) do
       local st = scope.states[i]
@@ -301,7 +301,7 @@ local function new_order(L, names, strict)
       if standings.changed then
         local tags, mixed, lasts = standings.tags, standings.mixed and 1 or 0, now
         local words = {format('%.17g %d %d', standings.v, standings.time, mixed)}
-        for name, e in pairs(standings.entries) do tags[name] = e.account.tag end
+        for name, row in pairs(standings.rows) do tags[name] = row.account.tag end
         for name, tag in pairs(tags) do
           if tag >= standings.v then words[#words + 1] = format('%s=%.17g', name, tag) end
         end

@@ -6,10 +6,10 @@
 --   suffixes           the keys of its scopes; nil if r is `plain`, below
 --   known              if `lost` is set: the record of the last call of the process
 --   old_costs          the costs of the reservation before this request, by window, if they were corrected
--- and of its entry, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
+-- and of its line part, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
 --
 --   read_request(call, argv, from) -> r
---   read_entry(r)                      reads the entry, which only a line needs
+--   read_line_part(r)                  reads the part that only a line needs
 --   lease_id(call, id) -> bytes        the 8 bytes by which leases know a reservation, from its 16 hex digits;
 --                                      nil if no window holds its grants
 --   grant(call, r, list, now)          charges the costs
@@ -21,20 +21,20 @@
 local RECORD_MS = 60000 -- the time in which a repeated call is recognised
 
 -- Requests with neither ticket nor fields nor a line share one table, as nothing keeps them.
-local plain = {op = '', costs = false, costs_text = '', ticket = false, entry = '', at = 0, hold = 0}
+local plain = {op = '', costs = false, costs_text = '', ticket = false, line_part = '', at = 0, hold = 0}
 
-local function read_entry(r)
-  if r.flow or r.entry == '' then return end
-  r.flow, r.queue, r.tenant, r.weight, r.key = match(r.entry, '^(([^|]*)%S+) (%S+) (%S+) (%S+)$')
+local function read_line_part(r)
+  if r.flow or r.line_part == '' then return end
+  r.flow, r.queue, r.tenant, r.weight, r.key = match(r.line_part, '^(([^|]*)%S+) (%S+) (%S+) (%S+)$')
   r.batch = byte(r.queue, -1) == 33 -- "!"
 end
 
 local function read_request(call, argv, from)
-  local costs_text, ticket, entry, more = argv[from + 1], argv[from + 2], argv[from + 3], argv[from + 4]
+  local costs_text, ticket, part, more = argv[from + 1], argv[from + 2], argv[from + 3], argv[from + 4]
   local r = plain
   if ticket ~= '' or more ~= '' or call.line then
-    r = { -- with the fields of its entry, as a table that grows is copied
-      op = '', costs = false, costs_text = '', ticket = ticket ~= '' and ticket, entry = '', at = 0, hold = 0,
+    r = { -- with the fields of its line part, as a table that grows is copied
+      op = '', costs = false, costs_text = '', ticket = ticket ~= '' and ticket, line_part = '', at = 0, hold = 0,
       suffixes = {unpack(argv, from + 5, from + 4 + #call.scopes)},
       flow = nil, tenant = nil, weight = nil, key = nil, queue = nil, batch = nil,
     }
@@ -42,8 +42,8 @@ local function read_request(call, argv, from)
       for name, value in pairs(cjson.decode(more)) do r[name] = value end
     end
   end
-  r.op, r.costs, r.costs_text, r.entry = argv[from], windows.costs_of(call, costs_text).windows, costs_text, entry
-  if call.line then read_entry(r) end
+  r.op, r.costs, r.costs_text, r.line_part = argv[from], windows.costs_of(call, costs_text).windows, costs_text, part
+  if call.line then read_line_part(r) end
   return r
 end
 

@@ -5,7 +5,7 @@
 --   too_late(r, expected, latest, earliest) -> status
 --                                              that refuses a request which would wait too long, or nil
 --   line_of(r) -> J                            the functions of line_join.lua, set up once; it reads the
---                                              request's entry, if there is one
+--                                              request's line part, if there is a request
 --   denied(r, list, now, fits, time) -> status, at, expected, latest, binds
 --                                              the answer to a denied request without a ticket
 --   fields(r, list, now, fits, time, latest, binds, nudge) -> text
@@ -31,7 +31,7 @@ local function line_of(r)
     local files = made_once(line_files, call)
     call.line = files.new_join(files.new_line(call))
   end
-  if r then read_entry(r) end
+  if r then read_line_part(r) end
   return call.line
 end
 

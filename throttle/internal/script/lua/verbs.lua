@@ -242,6 +242,6 @@ local function verb(op) return made_once(new_verbs, call)[op] end
 
 -- replace gives back the grant of r.at, once: a cancel or a copy of the request that comes later does nothing.
 local function replace(r, list, now)
-  local replaced = {id = r.replaces, at = r.at, costs = r.costs, suffixes = r.suffixes, entry = ''}
+  local replaced = {id = r.replaces, at = r.at, costs = r.costs, suffixes = r.suffixes, line_part = ''}
   verb('cancel')(replaced, list, now)
 end

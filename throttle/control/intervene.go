@@ -26,8 +26,8 @@ func (s *State) add(field, value string) error {
 	kind, names, _ := strings.Cut(field, " ")
 	_, escaped, _ := strings.Cut(names, " ")
 	tenant, badName := url.QueryUnescape(escaped) // its bytes: JSON has them only if they are UTF-8
-	head, text, _ := strings.Cut(value, " ")
-	n, err := strconv.ParseInt(head, 10, 64)
+	number, text, _ := strings.Cut(value, " ")
+	n, err := strconv.ParseInt(number, 10, 64)
 	switch kind {
 	case "policies":
 		s.Version, s.published = n, value

@@ -26,7 +26,7 @@ func ExampleInspector_State() {
 			log.Fatal(err)
 		}
 	}
-	var heads inspect.Heads // an exporter of metrics keeps it, and notes each state that it reads
+	var detector inspect.StarvationDetector // an exporter of metrics keeps it, and notes each state that it reads
 	for q := (inspect.Query{Policy: "github-api"}); ; {
 		state, err := inspect.Of(limiter).State(ctx, q)
 		if err != nil {
@@ -36,7 +36,7 @@ func ExampleInspector_State() {
 			w := t.Windows[0]
 			fmt.Println(t.Tenant, t.Waiting, t.Expected.Sub(state.At).Round(time.Hour), w.Used, w.PerSecond(state.At) > 0)
 		}
-		fmt.Println("starving:", len(heads.Note(state)))
+		fmt.Println("starving:", len(detector.Note(state)))
 		if q.After = state.Next; q.After == "" {
 			break
 		}

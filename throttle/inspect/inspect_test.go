@@ -17,13 +17,13 @@ func TestATenantThatIsGrantedDoesNotStarve(t *testing.T) {
 		cost     int64
 		starving int
 	}{{"100", 300, 1}, {"100.5", 300, 0}, {"100", 301, 0}} {
-		var h Heads
+		var d StarvationDetector
 		cost := map[string]int64{"tokens": row.cost}
 		acme := State{Tenant: "acme", Oldest: at, Share: 1, Windows: own, Cost: cost, tag: "100"}
 		s := PolicyState{State: State{Policy: "api"}, Tenants: []State{acme}}
 		s.Tenants[0].At, s.PerSecond = at, 20
-		h.Note(s)
+		d.Note(s)
 		s.Tenants[0].At, s.Tenants[0].tag = at.Add(80*time.Second), row.after
-		expect.Equal(t, len(h.Note(s)), row.starving, "starve:", row)
+		expect.Equal(t, len(d.Note(s)), row.starving, "starve:", row)
 	}
 }

@@ -247,12 +247,12 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (s State, err
 const (
 	starvesAfter = 75 * time.Second // for which a tenant's oldest ticket has stood
 	starvesDue   = 20               // and its share of the grants meanwhile is more than this
-	maxHeads     = 10_000           // after which all are forgotten
+	maxFlows     = 10_000           // above which a detector forgets all
 )
 
-// Heads find tenants that starve in a queue, where others get grants: for exporters of metrics. From one noted state to
-// the next they remember each tenant's oldest ticket. The zero value is ready. Heads are safe for concurrent use.
-type Heads struct {
+// A StarvationDetector finds tenants that starve in a queue, where others get grants: for exporters of metrics. Between
+// noted states it remembers each tenant's oldest ticket. The zero value is ready. It is safe for concurrent use.
+type StarvationDetector struct {
 	mu  sync.Mutex
 	all map[[2]string]State // by policy and flow: as of the last change of its oldest ticket or of its tag
 }
@@ -260,18 +260,18 @@ type Heads struct {
 // Note notes a state. It returns those of its tenants that starve: for starvesAfter their oldest ticket and their tag
 // have been the same, no pause and no window of their own delays them, and more than starvesDue grants would have
 // been their share by weight, while others went first.
-func (h *Heads) Note(s PolicyState) (starving []State) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.all == nil || len(h.all) > maxHeads {
-		h.all = map[[2]string]State{}
+func (d *StarvationDetector) Note(s PolicyState) (starving []State) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.all == nil || len(d.all) > maxFlows {
+		d.all = map[[2]string]State{}
 	}
 	for _, t := range s.Tenants {
 		full := func(w throttle.WindowState) bool { return w.Remaining < max(1, t.Cost[w.Unit]) }
 		key := [2]string{s.Policy, t.flow}
-		first := h.all[key]
+		first := d.all[key]
 		if !first.Oldest.Equal(t.Oldest) || first.tag != t.tag { // retries go first: the oldest may stay
-			first, h.all[key] = t, t
+			first, d.all[key] = t, t
 		}
 		stood := t.At.Sub(first.At)
 		if !t.Oldest.IsZero() && t.Pause == nil && !slices.ContainsFunc(t.Windows, full) &&

@@ -26,11 +26,11 @@ type Metrics struct {
 	observed, refusals, unavailable, unusable *prometheus.CounterVec
 	version                                   *prometheus.GaugeVec
 
-	events  *prometheus.Registry
-	states  map[string]*prometheus.Desc // by name
-	down    [2]outages                  // of the limiter's Redis, and of asynq's
-	heads   inspect.Heads
-	watched atomic.Pointer[throttle.Limiter] // its policies are read at each scrape
+	events     *prometheus.Registry
+	states     map[string]*prometheus.Desc // by name
+	down       [2]outages                  // of the limiter's Redis, and of asynq's
+	starvation inspect.StarvationDetector
+	watched    atomic.Pointer[throttle.Limiter] // its policies are read at each scrape
 }
 
 // Buckets, in seconds.

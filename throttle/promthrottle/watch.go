@@ -105,7 +105,7 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	gauge("adapted_rate_ratio", rate)
 	gauge("waiting", float64(s.Waiting))
 	gauge("oldest_wait_seconds", s.At.Sub(oldest).Seconds())
-	gauge("starving_tenants", float64(len(m.heads.Note(s))))
+	gauge("starving_tenants", float64(len(m.starvation.Note(s))))
 	for source, byHand := range map[string]bool{"operator": true, "upstream": false} {
 		paused := s.Pause != nil && s.Pause.ByHand == byHand
 		gauge("paused", map[bool]float64{true: 1}[paused], source)

@@ -59,13 +59,13 @@ type Config struct {
 //
 // It is safe for concurrent use.
 type Page struct {
-	config  Config
-	guard   *guard // nil if the page is read-only
-	heads   inspect.Heads
-	mux     *http.ServeMux
-	recent  recent        // answers of the limiter's Redis
-	asynq   recent        // and of asynq's
-	viewers chan struct{} // one value for each browser that follows the page, at most maxViewers
+	config     Config
+	guard      *guard // nil if the page is read-only
+	starvation inspect.StarvationDetector
+	mux        *http.ServeMux
+	recent     recent        // answers of the limiter's Redis
+	asynq      recent        // and of asynq's
+	viewers    chan struct{} // one value for each browser that follows the page, at most maxViewers
 }
 
 // New returns a page. It calls no Redis. The error names the field of the Config that is invalid.

@@ -21,7 +21,7 @@ const (
 	act   // it needs a person
 )
 
-const starves = "Starves:" // the Word of a tenant that inspect.Heads finds
+const starves = "Starves:" // the Word of a tenant that inspect.StarvationDetector finds
 
 // askedWithin is the time within which a queue's server asks for its tasks while some wait.
 const askedWithin = 3 * time.Second
@@ -102,7 +102,7 @@ func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView 
 		}
 	}
 	pv.Granted = cmp.Or(pv.Granted, pv.PerSecond)
-	pv.Starving = p.heads.Note(state)
+	pv.Starving = p.starvation.Note(state)
 	for _, t := range pv.Tenants {
 		if !t.Oldest.IsZero() && pv.At.Sub(t.Oldest) > pv.Longest {
 			pv.Longest, pv.Oldest = pv.At.Sub(t.Oldest), t

@@ -47,8 +47,8 @@ if #ended > 0 then redis.call('HDEL', KEYS[1], unpack(ended)) end -- at most ARG
 local mark = redis.call('XADD', KEYS[2], 'MAXLEN', ARGV[7], '*', 'change', ARGV[6], 'version', version)
 redis.call('HSET', KEYS[1], 'version', version, 'mark', mark)
 if value ~= '' then
-  local head = field == 'policies' and version or string.format('%d', now + ARGV[3])
-  redis.call('HSET', KEYS[1], field, head .. ' ' .. value)
+  local number = field == 'policies' and version or string.format('%d', now + ARGV[3])
+  redis.call('HSET', KEYS[1], field, number .. ' ' .. value)
 elseif field ~= '' then
   redis.call('HDEL', KEYS[1], field)
 end

@@ -150,16 +150,16 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	}
 }
 
-// Sections returns the sections of a scope's value, by name and kind: see lua/scope.lua.
+// Sections returns the sections of a scope's value, by label: see lua/scope.lua.
 func Sections(value string) map[string]string {
 	found := map[string]string{}
 	for i := 8; i+11 <= len(value); {
-		head := i + 11 + int(value[i+10])
-		end := head + int(value[i+7])<<16 + int(value[i+8])<<8 + int(value[i+9])
+		payload := i + 11 + int(value[i+10])
+		end := payload + int(value[i+7])<<16 + int(value[i+8])<<8 + int(value[i+9])
 		if end > len(value) {
 			break
 		}
-		found[value[i+11:head]] = value[head:end]
+		found[value[i+11:payload]] = value[payload:end]
 		i = end
 	}
 	return found

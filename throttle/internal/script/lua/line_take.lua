@@ -237,8 +237,8 @@ local function new_take(L)
       if q and q.n == 0 and q.last > 0 then
         q.first, q.last, q.changed = 0, 0, true -- its servers ask when they are nudged
       elseif q and q.n > 0 then
-        local head = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
-        local due = head and head + 0 or now + appointments.LATEST
+        local soonest = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
+        local due = soonest and soonest + 0 or now + appointments.LATEST
         if q.rescan ~= '-' then due = min(due, now + appointments.SPACING) end -- see look_at_changes
         local only = q.first == appointment and q.last == appointment -- this process's, which gets another one
         if only and due > now then q.first, q.last = 0, 0 end

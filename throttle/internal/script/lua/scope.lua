@@ -1,10 +1,10 @@
 -- scope.lua: the value of one scope, which has all windows that are counted by the same attributes.
 --
 --   value    format(1) last(7) section*
---   section  expires(7) length of payload(3) length of head(1) head payload; a window's head: its name and kind(1)
+--   section  expires(7) length of payload(3) length of label(1) label payload; a window's label: its name and kind(1)
 --
 -- `last` is the Redis time of the newest change: time never runs backwards from it. Sections that are not windows of
--- this policy are kept in scope.sections, by head, until they expire. Heads that begin with "!" are upstream.lua's.
+-- this policy are kept in scope.sections, by label, until they expire. Labels that begin with "!" are upstream.lua's.
 -- The others are windows that only an older or a newer policy has: their counts stay. If a window's period has changed,
 -- that of the call's policy counts. What a call with a shorter period has dropped stays lost.
 --
@@ -45,7 +45,7 @@ local FORMAT = '\1'
 local function load_window(scope, i, data, from, to)
   local window, settings = scope.call.windows[i], scope.settings
   local p1, p2, p3 = window.p1, window.p2, window.p3
-  settings = settings and settings.windows[window.head]
+  settings = settings and settings.windows[window.label]
   if settings then p1, p2, p3 = settings[1], settings[2], settings[3] end
   local st, clock_off = window.algorithm.load(p1, p2, p3, window.p4, scope.now, data, from, to)
   if clock_off then
@@ -70,13 +70,13 @@ local function parse(scope, raw)
     if not to or to > len then return false end
     local expires = unpack7(raw, i)
     if expires > scope.now then
-      local head, number = sub(raw, i + 11, from - 1), nil
+      local label, number = sub(raw, i + 11, from - 1), nil
       for j = 1, #list do
-        if windows[list[j]].head == head then number = list[j] end
+        if windows[list[j]].label == label then number = list[j] end
       end
       if not number then
         scope.sections = scope.sections or {}
-        scope.sections[head] = {expires = expires, payload = sub(raw, from, to)}
+        scope.sections[label] = {expires = expires, payload = sub(raw, from, to)}
       elseif not load_window(scope, number, raw, from, to) then
         return false
       end
@@ -145,9 +145,9 @@ local function open(call, suffix, number, settings)
 end
 
 -- section returns a section up to `first`, the first part of its payload: callers append the rest. size: of all parts.
-local function section(expires, head, first, size)
+local function section(expires, label, first, size)
   local low, mid = size % 256, size % 65536
-  return pack_time(expires) .. char((size - mid) / 65536, (mid - low) / 256, low, #head) .. head .. first
+  return pack_time(expires) .. char((size - mid) / 65536, (mid - low) / 256, low, #label) .. label .. first
 end
 
 -- write writes the sections that have not expired. The key lives as long as the last of them, and 1 ms more,
@@ -163,7 +163,7 @@ local function write(call, scope)
     if kept > now then
       local first, log, last = algorithm.payload(st, now)
       n = n + 1
-      parts[n] = section(kept, window.head, first, #first + (log and #log + #last or 0))
+      parts[n] = section(kept, window.label, first, #first + (log and #log + #last or 0))
       if log then
         parts[n + 1], parts[n + 2] = log, last
         n = n + 2
@@ -172,11 +172,11 @@ local function write(call, scope)
     end
   end
   if scope.sections then
-    for name, s in pairs(scope.sections) do
+    for label, s in pairs(scope.sections) do
       if s.expires > now then
         n = n + 1
         local payload = s.state and write_fields(s.state) or s.payload
-        parts[n] = section(s.expires, name, payload, #payload)
+        parts[n] = section(s.expires, label, payload, #payload)
         expires = max(expires, s.expires)
       end
     end

@@ -107,9 +107,9 @@ algorithms['s'] = {
   resets_at = function(st, now) return st.units > 0 and st.time + st.period or now end,
 
   payload = function(st, now)
-    local log, head, newest = st.log, pack7(st.used), pack_time(st.time) .. pack7(st.units)
-    if not log then return head .. newest end
-    return head, sub(log.data, log.first, log.last), log.tail .. newest
+    local log, used, newest = st.log, pack7(st.used), pack_time(st.time) .. pack7(st.units)
+    if not log then return used .. newest end
+    return used, sub(log.data, log.first, log.last), log.tail .. newest
   end,
 
   grants = function(st, at)

@@ -40,7 +40,7 @@ local function remember(next_time, tickets, ttl)
   return {now, next_time, id_base}
 end
 
--- Of the record of the take before only the head is read: the tickets are long.
+-- Of the record of the last take only the beginning is read: the tickets are long.
 local before, appointment = redis.call('GETRANGE', own_key, '0', '35'), 0
 local unacknowledged = #before > 35 -- it took tickets
 if #before > 0 then

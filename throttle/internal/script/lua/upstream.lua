@@ -1,5 +1,5 @@
 -- upstream.lua: answers of the upstream about a scope, in sections of its value after the windows'. Their
--- names begin with "!", and their payloads are fields (codec.lua).
+-- labels begin with "!", and their payloads are fields (codec.lua).
 --
 --   !p      a pause: ends, reported, tenant, cause, reporter
 --           Nothing is granted before `ends`. `reported` is the time of the report, `tenant` is the one whose
@@ -31,17 +31,17 @@ local function new_upstream()
   local GRANTS = 1500 -- bytes of later grants that are noted; older ones count as answered
 
   -- state_of returns the fields of a section, or false if there is none or it has expired.
-  local function state_of(scope, name, now)
-    local section = scope.sections and scope.sections[name]
+  local function state_of(scope, label, now)
+    local section = scope.sections and scope.sections[label]
     if not section or section.expires <= now then return false end
     section.state = section.state or cjson.decode(section.payload)
     return section.state
   end
 
   -- put sets a section.
-  local function put(scope, name, expires, state)
+  local function put(scope, label, expires, state)
     scope.sections = scope.sections or {}
-    scope.sections[name] = {expires = ceil(expires), state = state}
+    scope.sections[label] = {expires = ceil(expires), state = state}
   end
 
   -- shortest returns the shortest period of the scope's windows, the first window that has it, and the

@@ -12,7 +12,7 @@
 --   leases                      whether some window holds its grants
 --   batch_share                 Policy.BatchShare
 --   scopes                      list of {attributes, of_tenant, windows}, narrow to broad
---   windows                     list of {name, unit, algorithm, head, p1 .. p4}; head is the name and
+--   windows                     list of {name, unit, algorithm, label, p1 .. p4}; label is the name and
 --                               the kind. See the kind's file for p1 to p4
 --   scope_of                    by window: the number of its scope
 --   open                        the scopes that were opened, by key
@@ -124,7 +124,7 @@ local function read_policy()
   for i = 1, #all do
     local w = all[i]
     all[i] = {
-      name = w[1], unit = w[3], algorithm = algorithms[w[2]], head = w[1] .. w[2],
+      name = w[1], unit = w[3], algorithm = algorithms[w[2]], label = w[1] .. w[2],
       p1 = w[4], p2 = w[5], p3 = w[6], p4 = lists[w[1]] or w[7],
     }
   end

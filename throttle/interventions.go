@@ -39,7 +39,7 @@ func (i Interventions) InForce(at time.Time) Interventions {
 // A target names a policy, and a tenant of it, or "" for all.
 type target struct{ policy, tenant string }
 
-// An intervention holds the override and the pause in force for one target. One that is not set is zero.
+// An intervention has the override and the pause in force for one target. One that is not set is zero.
 type intervention struct {
 	override TenantOverride
 	pause    Pause

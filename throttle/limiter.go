@@ -71,7 +71,7 @@ type Config struct {
 
 var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
 
-// New returns a limiter. It does not call Redis. The error holds a *PolicyError for each invalid value of a policy
+// New returns a limiter. It does not call Redis. The error wraps a *PolicyError for each invalid value of a policy
 // (errors.As), or names the field of the Config that is invalid.
 func New(c Config) (*Limiter, error) {
 	if c.Client == nil {

@@ -19,7 +19,7 @@ const followWithin = 2 * time.Second // in which other processes learn of change
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's name and
 // its own name, algorithm and scope stay. The line of a removed policy can be taken from until it is empty, and its
 // reservations can be corrected and released. `removed` are policies that only other programs had; one that is in
-// force again is ignored. An error holds a *PolicyError for each invalid value of a policy. Then nothing changes.
+// force again is ignored. An error wraps a *PolicyError for each invalid value of a policy. Then nothing changes.
 func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	l.setting.Lock()
 	defer l.setting.Unlock()
@@ -75,7 +75,7 @@ func (l *Limiter) leave(cp *compiledPolicy) {
 	})
 }
 
-// A policySet holds all policies of a limiter. SetPolicies replaces it as a whole.
+// A policySet has all policies of a limiter. SetPolicies replaces it as a whole.
 type policySet struct {
 	policies []Policy          // in force, in the order of SetPolicies, with their defaults
 	lines    []*compiledPolicy // their shards, and then removed ones

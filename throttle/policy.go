@@ -80,7 +80,7 @@ type Policy struct {
 	// to 64. All windows must count by tenant. A change has all tenants count from 0. The default is 1.
 	Shards int
 
-	// Tenants holds the settings of single tenants, by name, unless Config.Tenants finds them.
+	// Tenants has the settings of single tenants, by name, unless Config.Tenants finds them.
 	Tenants map[string]Tenant
 
 	// UpstreamShared applies what the upstream reports to the counts that all tenants share, as where they use one
@@ -137,7 +137,7 @@ type Window struct {
 	Unit string
 }
 
-// A Tenant holds the settings of one tenant in a policy.
+// A Tenant has the settings of one tenant in a policy.
 type Tenant struct {
 	// Exempt tenants are counted, but denied only while operators pause them.
 	Exempt bool
@@ -145,7 +145,7 @@ type Tenant struct {
 	// Weight is the share of windows and handler slots while tenants wait: 0.001 to 1e6; by default 1.
 	Weight float64
 
-	// Windows holds own limits, by the names of windows whose scope contains the tenant.
+	// Windows has own limits, by the names of windows whose scope contains the tenant.
 	Windows map[string]Override
 }
 

@@ -11,7 +11,7 @@ import (
 
 // A Reservation is granted capacity. It may be copied. Its methods are safe for concurrent use.
 //
-// A reservation that failed open holds nothing, and so does the zero one: their methods do nothing, but
+// A reservation that failed open has no units, and neither has the zero one: their methods do nothing, but
 // Pause works after failing open, and fails for the zero one. One that was decoded has no limiter: see Limiter.Attach.
 type Reservation struct {
 	Request
@@ -26,7 +26,7 @@ type Reservation struct {
 type Refund struct {
 	At          time.Time     // when, by the clock of Redis
 	ClockBehind time.Duration // as Decision.ClockBehind
-	Cancelled   bool          // by this call; false if it was cancelled before, or held nothing
+	Cancelled   bool          // by this call; false if it was cancelled before, or had no units
 	Windows     []WindowState // after it, in the policy's order
 }
 

@@ -76,7 +76,7 @@ func (a Author) validate() error {
 	return nil
 }
 
-// State holds the policies, overrides and pauses in force. Redis keeps policies as the JSON of a State.
+// State has the policies, overrides and pauses in force. Redis keeps policies as the JSON of a State.
 type State struct {
 	throttle.Interventions `json:"-"`
 
@@ -168,7 +168,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	if err = cmp.Or(author.validate(), err); err != nil {
 		return 0, err
 	}
-	for _, p := range policies { // JSON would hold other names
+	for _, p := range policies { // JSON would change the names
 		for tenant := range p.Tenants {
 			if !utf8.ValidString(tenant) {
 				return 0, &throttle.PolicyError{Policy: p.Name, Tenant: tenant, Field: "name", Value: tenant,

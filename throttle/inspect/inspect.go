@@ -108,7 +108,7 @@ func parseQueue(name string) (queue string, class throttle.Class) {
 
 // scan reads the first fields of a record.
 func scan(name, record string, fields ...any) error {
-	if _, err := fmt.Sscan(strings.ReplaceAll(record, "  ", " - "), fields...); err != nil { // "  " holds an empty word
+	if _, err := fmt.Sscan(strings.ReplaceAll(record, "  ", " - "), fields...); err != nil { // an empty word leaves "  "
 		return &script.ReplyError{Reason: fmt.Sprintf("record %q: %v", name, err)}
 	}
 	return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A Description holds policies with every default written out. Each policy is the mapping that a policy
+// A Description has policies with every default written out. Each policy is the mapping that a policy
 // file has for it: Text returns such a file.
 type Description struct {
 	Policies []map[string]any `json:"policies" yaml:"policies"`
@@ -99,7 +99,7 @@ func (d Description) Text() string {
 	arrange(&file, 0)
 	text, failed := yaml.Dump(&file, yaml.WithIndent(2), yaml.WithLineWidth(-1))
 	if err = errors.Join(err, failed); err != nil {
-		panic(err) // it holds nothing that YAML does not know
+		panic(err) // it has nothing that YAML does not know
 	}
 	return string(text)
 }

@@ -17,16 +17,16 @@ import (
 )
 
 // An object is a mapping in the file. It is read into a struct whose fields name the keys: see
-// keyOf. A field whose key is left out stays zero, which means the default. So the file may not hold
+// keyOf. A field whose key is left out stays zero, which means the default. So the file may not have
 // an empty text, nor a zero that is not the default. A field whose value cannot be used is reported, and stays zero.
 type object struct {
 	*decoder
 	broken     bool // some of its keys were reported: a key that seems missing may be one of them
-	errors     int  // in it, and in the objects that it holds
+	errors     int  // in it, and in the objects within it
 	fields     map[string]field
 	items      map[string][]*object // the mappings in its lists, by the list's key
 	keys       []string             // of fields, in the order of the file
-	kids       map[string]*object   // the mappings that it holds, by key
+	kids       map[string]*object   // the mappings in its fields, by key
 	line       int
 	parent     *object
 	unreadable map[string]bool // keys whose value was reported

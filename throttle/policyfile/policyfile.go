@@ -49,7 +49,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// A File is everything that a policy file holds.
+// A File is everything in a policy file.
 type File struct {
 	Policies []throttle.Policy
 	Batches  []Batch
@@ -124,7 +124,7 @@ func (d *decoder) document(data []byte) *yaml.Node {
 		err = loader.Load(&root)
 	}
 	if errors.Is(err, io.EOF) || err == nil && follow(root.Content[0]).ShortTag() == "!!null" {
-		d.report(0, "", "file is empty", `must hold the key "policies"`)
+		d.report(0, "", "file is empty", `must have the key "policies"`)
 		return nil
 	}
 	if err == nil {
@@ -170,7 +170,7 @@ func (o *object) checkFile(policies []throttle.Policy) {
 				policies[overlap.First].Match[overlap.FirstGlob], first.fields["match"].item(overlap.FirstGlob).Line))
 	}
 	if len(policies) == 0 && o.errors == 0 {
-		o.report(o.line, "no policy", `must hold at least one under the key "policies"`)
+		o.report(o.line, "no policy", `must have at least one under the key "policies"`)
 	}
 }
 

@@ -177,7 +177,7 @@ func TestLoadReportsWhatCannotBeRead(t *testing.T) {
 // The bound holds for files without aliases too. For those with aliases: billion-laughs.bad.yml.
 func TestValuesAreBounded(t *testing.T) {
 	for text, want := range map[string]string{
-		"policies: [" + strings.Repeat("1,", 1<<18) + "]": "policyfile: f:1: file is too large: must hold at most 262144 values, with every alias written out",
+		"policies: [" + strings.Repeat("1,", 1<<18) + "]": "policyfile: f:1: file is too large: must have at most 262144 values, with every alias written out",
 		strings.Repeat("k", 1<<20) + ": 1":                "policyfile: f: file is too large: must have at most 1048576 bytes",
 	} {
 		_, err := policyfile.Parse("f", []byte(text))

@@ -49,7 +49,7 @@ func (d *decoder) expands(root *yaml.Node) bool {
 		}
 		if left--; left < 0 {
 			d.report(written.Line, "", "file is too large",
-				fmt.Sprintf("must hold at most %d values, with every alias written out", maxNodes))
+				fmt.Sprintf("must have at most %d values, with every alias written out", maxNodes))
 			return false
 		}
 		open[n] = true

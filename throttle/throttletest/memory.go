@@ -78,7 +78,7 @@ func NewLimiter(t testing.TB, policies ...throttle.Policy) *throttle.Limiter {
 }
 
 // DenyAfter takes so much capacity that n more requests like r are granted, and the next is denied
-// until windows have room again. With n = 0 the next one is denied. It holds units of Concurrency
+// until windows have room again. With n = 0 the next one is denied. It takes units of Concurrency
 // windows for one lease. The test fails if the windows have room for fewer than n, or if r costs
 // nothing or is never denied.
 func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {

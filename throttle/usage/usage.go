@@ -125,7 +125,7 @@ func (c *Counter) write(l *throttle.Limiter) {
 		switch n, err := l.Line(line).Len(ctx); {
 		case n > 0:
 			inLine[script.PolicyOf(line)] += n
-		case err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE"): // which holds up no other line's sums
+		case err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE"): // which delays no other line's sums
 			return
 		}
 	}

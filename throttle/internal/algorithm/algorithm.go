@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A Window holds the numbers of a window. throttle.Window explains its fields, under the same names.
+// A Window has the numbers of a window. throttle.Window explains its fields, under the same names.
 type Window struct {
 	Burst, Limit     int64
 	Lease            time.Duration

@@ -15,12 +15,12 @@ import (
 )
 
 // Every call carries the ticks within tickSlack of this machine's time, ticksBefore earlier ones and ticksAfter later
-// ones. So they also hold by a clock of Redis that differs by no more than the slack.
+// ones. So they also suffice by a clock of Redis that differs by no more than the slack.
 const (
 	tickSlack   = 10 * time.Minute
 	ticksBefore = 2
 	ticksAfter  = 8
-	ticksHold   = 10 * time.Second // a list holds for so long before and after the time that it was made for
+	ticksLast   = 10 * time.Second // a list is used for so long before and after the time that it was made for
 )
 
 // ticksChecked bounds how many ticks a margin is checked against.
@@ -88,7 +88,7 @@ func (c *Ticks) Around(now time.Time) string {
 	if c.list != "" && !now.Before(c.from) && now.Before(c.until) {
 		return c.list
 	}
-	from, until := now.Add(-ticksHold-tickSlack-c.margin), now.Add(tickSlack+ticksHold)
+	from, until := now.Add(-ticksLast-tickSlack-c.margin), now.Add(tickSlack+ticksLast)
 	var list []string
 	for back := time.Hour; ; back *= 4 { // schedules only look ahead
 		before, after := 0, 0
@@ -107,7 +107,7 @@ func (c *Ticks) Around(now time.Time) string {
 			break
 		}
 	}
-	c.list, c.from, c.until = strings.Join(list, ","), now.Add(-ticksHold), now.Add(ticksHold)
+	c.list, c.from, c.until = strings.Join(list, ","), now.Add(-ticksLast), now.Add(ticksLast)
 	return c.list
 }
 

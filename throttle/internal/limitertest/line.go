@@ -17,7 +17,7 @@ import (
 // LineZero is the rank before the first.
 const LineZero = 1 << 52
 
-// A LineState is a line as its keys hold it (internal/script/lua/line.lua).
+// A LineState is a line as its keys have it (internal/script/lua/line.lua).
 type LineState struct {
 	Keys   map[string]bool // all of the line: whether each has a TTL
 	Values map[string]string

@@ -1,5 +1,5 @@
 // Package limitertest tests limiters, and has what these tests share with those of lines and models:
-// limiters that go by a clock in the test's hand, and what one line of Redis holds. Read
+// limiters that go by a clock in the test's hand, and the keys of a line in Redis. Read
 // TestReserveTakesFromAllWindowsOrNone of package throttle first, then TestCostsPerUnit.
 package limitertest
 
@@ -158,7 +158,7 @@ func NewEdited(t TB, client redis.UniversalClient, c *Clock, edits []func(string
 	return &Hooked{l, hooks, g}
 }
 
-// Refresh has what the policies say of tenants hold for the tickets in line, which takes do in the background.
+// Refresh applies the settings of tenants to the tickets in line. Takes do that in the background.
 func (h *Hooked) Refresh(ctx context.Context, policy string) error {
 	return h.hooks.Refresh(ctx, policy)
 }
@@ -322,10 +322,10 @@ func Bubble(t *testing.T, p throttle.Policy, test func(t *testing.T, l *throttle
 	})
 }
 
-// Until waits until something holds, and fails the test after three minutes.
-func Until(t testing.TB, what string, holds func() bool) {
+// Until waits until a condition is true, and fails the test after three minutes.
+func Until(t testing.TB, what string, met func() bool) {
 	t.Helper()
-	for end := time.Now().Add(3 * time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); !met(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("not within three minutes: %s", what)
 		}

@@ -11,21 +11,21 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A gate is a connection whose scripts can be held back.
+// A gate is a connection that can stop scripts.
 type gate struct {
 	redis.UniversalClient
 
-	mu   sync.Mutex
-	shut chan struct{} // nil if it is open
-	held chan struct{} // one value for each call that is held back
+	mu      sync.Mutex
+	shut    chan struct{} // nil if it is open
+	stopped chan struct{} // one value for each call that is stopped
 }
 
 func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
 	g.mu.Lock()
-	shut, held := g.shut, g.held
+	shut, stopped := g.shut, g.stopped
 	g.mu.Unlock()
 	if shut != nil {
-		held <- struct{}{}
+		stopped <- struct{}{}
 		<-shut
 	}
 	return g.UniversalClient.EvalSha(ctx, sha, keys, args...)
@@ -34,7 +34,7 @@ func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...a
 func (g *gate) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.shut, g.held = make(chan struct{}), make(chan struct{}, 100)
+	g.shut, g.stopped = make(chan struct{}), make(chan struct{}, 100)
 }
 
 func (g *gate) open() {
@@ -82,7 +82,7 @@ func (h *Hooked) TryTogether(t TB, calls ...Call) ([]throttle.Decision, []error)
 		_, err := h.Limiter.Peek(t.Context(), before(calls))
 		peeked <- err
 	}()
-	<-h.gate.held
+	<-h.gate.stopped
 	decisions, errs := make([]throttle.Decision, len(calls)), make([]error, len(calls))
 	var made sync.WaitGroup
 	for i, c := range calls {

@@ -27,7 +27,7 @@ const (
 type Runner struct {
 	Client redis.UniversalClient
 
-	// Prefix begins all keys. It holds no brace.
+	// Prefix begins all keys. It has no brace.
 	Prefix string
 
 	// Now, if not nil, returns the time for the scripts in microseconds, or 0 for the clock of Redis.
@@ -98,7 +98,7 @@ type Group struct {
 	cancels []*bundle
 }
 
-// A bundle holds the requests of one caller, or a part of them that one call can carry.
+// A bundle has the requests of one caller, or a part of them that one call can carry.
 type bundle struct {
 	ctx      context.Context
 	policy   *Policy

@@ -24,7 +24,7 @@ import (
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data, and
 // escaped: no name can collide with another or reach beyond its own key.
 
-// Prefix returns the beginning of all keys of a line. No two pairs have the same: neither part holds a brace.
+// Prefix returns the beginning of all keys of a line. No two pairs have the same: neither part has a brace.
 func Prefix(prefix, line string) string { return prefix + "sluice:{" + line + "}:" }
 
 // PolicyOf returns the name of the policy that a line belongs to.
@@ -66,7 +66,7 @@ func ParseScopes(keys string) map[string]string {
 }
 
 // TicketName returns the name of a ticket in its line. The queue is escaped, or Taker.Claims. IDs that are UUIDs, as
-// asynq's are, take 23 bytes in place of 36: "!", which no escaped name holds, and base64.
+// asynq's are, take 23 bytes in place of 36: "!", which no escaped name has, and base64.
 func TicketName(queue, id string) string {
 	if u, err := uuid.Parse(id); err == nil && u.String() == id { // else it is no UUID, or in another form
 		return queue + "/!" + base64.RawURLEncoding.EncodeToString(u[:])

@@ -56,7 +56,7 @@ func (r *Runner) Forget(ctx context.Context, line string, attributes []string, t
 	if i := slices.Index(attributes, "tenant"); i >= 0 && tenant != "" {
 		values[i] = Escape(tenant)
 	}
-	// Escaped values hold neither a comma nor a character with a meaning in patterns.
+	// Escaped values have neither a comma nor a character with a meaning in patterns.
 	key := Prefix(r.Prefix, line) + scopeKeys(attributes, strings.Join(values, ","))
 	if !strings.Contains(key, "*") {
 		return r.Client.Del(ctx, key).Result()

@@ -69,7 +69,7 @@ type Left struct {
 	Reset int64  `json:"reset"` // us from now; in an answer, when that is
 }
 
-// Settings hold what one tenant has of its own. Lines keep them as a text, as calls carry them.
+// Settings are one tenant's own. Lines keep them as a text, as calls carry them.
 type Settings struct {
 	Windows map[string][4]int64 `json:"windows,omitempty"` // parameters, by names and kinds of windows that differ
 	Paused  int64               `json:"paused,omitempty"`  // when operators' pause of the tenant ends; 0 is no pause

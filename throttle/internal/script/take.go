@@ -63,12 +63,12 @@ type TakenTicket struct {
 // A Taker takes from one line, one call at a time. A take whose reply was lost is not acknowledged: the next one
 // repeats it, with its sequence number, and gets the same tickets. It is safe for concurrent use.
 type Taker struct {
-	// Claims is the queue of calls that wait in place. Nobody else has it: escaped names hold no "!".
+	// Claims is the queue of calls that wait in place. Nobody else has it: escaped names have no "!".
 	Claims string
 
 	take func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error)
 
-	// turn holds one value while a call is under way. Whoever sent it, and then the goroutine of the call,
+	// turn has one value while a call is under way. Whoever sent it, and then the goroutine of the call,
 	// may use the fields below.
 	turn     chan struct{}
 	seq      int64 // of the last call

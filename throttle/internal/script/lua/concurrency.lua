@@ -94,9 +94,9 @@ algorithms['c'] = {
 
   -- A lease that has expired begins anew if there is room, and nobody waits for it.
   renew = function(st, now, cost, id, waits)
-    local held = remove_lease(st, id)
-    if held > 0 then
-      cost = held
+    local units = remove_lease(st, id)
+    if units > 0 then
+      cost = units
     elseif waits or st.used + cost > st.limit then
       return 0
     end

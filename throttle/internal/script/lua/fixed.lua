@@ -1,4 +1,4 @@
--- fixed.lua: no span between two resets ever holds more than `limit` units. Source: the fixed window counter. Without
+-- fixed.lua: no span between two resets ever has more than `limit` units. Source: the fixed window counter. Without
 -- a calendar it resets at multiples of a period since 1970. The caller computes the ticks of a calendar
 -- (calendar.go). A call uses the newest tick in effect by the clock of Redis, and needs two later ones, or fails.
 --

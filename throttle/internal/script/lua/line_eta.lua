@@ -133,8 +133,8 @@ local function new_eta(L)
           if delay > 0 then late = late + delay + (late > at and st.gap or 0) end -- the window fills up after it
           local fit = max(pace, fits_window(scope, i, at, cost, ahead, each))
           if algorithm.release then
-            local held, fits_at = st.before or st, algorithm.fits_at -- leases may be renewed
-            known = known and (held.hold > 0 or largest == 0 or fits_at(held, at, largest, most_ahead, each) <= at)
+            local leases, fits_at = st.before or st, algorithm.fits_at -- leases may be renewed
+            known = known and (leases.hold > 0 or largest == 0 or fits_at(leases, at, largest, most_ahead, each) <= at)
           else
             earliest = max(earliest, cost > 0 and algorithm.fits_at(st, at, cost, least_before, each) or at)
           end

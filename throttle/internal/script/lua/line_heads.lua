@@ -45,7 +45,7 @@ local function new_heads(L)
   end
 
   -- blocker returns the first scope without room for the costs, nil if all have room or it never fits; when it may
-  -- have room; and whether the costs exceed what a window can ever hold. A flow whose tenant operators have paused
+  -- have room; and whether the costs are above the capacity of a window. A flow whose tenant operators have paused
   -- waits at a node of the tenant, even if the policy has no such scope. If L.order is set, room is left for sides
   -- whose turn it is (line_order.lua), until their turn lapses.
   function heads.blocker(flow, costs)

@@ -1,4 +1,4 @@
--- sliding.lua: no span of `period` ever holds more than `limit` units.
+-- sliding.lua: no span of `period` ever has more than `limit` units.
 -- Source: the sliding window log. It keeps the times of the grants that still count.
 --
 --   parameters  p1 limit (units), p2 period (us, margin included)
@@ -49,8 +49,8 @@ algorithms['s'] = {
     return st
   end,
 
-  -- In an endless queue a unit goes one period after the unit that is `limit` places ahead of it. Where all
-  -- tickets ahead cost `each`, a period holds only whole tickets.
+  -- In an endless queue a unit goes one period after the unit that is `limit` units ahead of it. Where all
+  -- tickets ahead cost `each`, a period has room for whole tickets only.
   fits_at = function(st, now, cost, ahead, each)
     local limit, unit = st.limit, st.used + ahead + cost
     if unit <= limit then return now end
@@ -127,22 +127,22 @@ algorithms['s'] = {
 
   give_back = function(st, now, at, cost)
     if st.units == 0 or at > st.time or at + st.period <= now then return end
-    local log, time, held, i = st.log, st.time, st.units, nil -- of the entry; i is nil for the newest one
+    local log, time, units, i = st.log, st.time, st.units, nil -- of the entry; i is nil for the newest one
     if log then
       flatten(log)
       i = log.last + 1
       while i > log.first and unpack7(log.data, i - ENTRY) >= at do i = i - ENTRY end
-      if i <= log.last then time, held = unpack7(log.data, i), unpack7(log.data, i + 7) else i = nil end
+      if i <= log.last then time, units = unpack7(log.data, i), unpack7(log.data, i + 7) else i = nil end
     end
     if time ~= at and not (st.limit > ENTRIES and same_tick(st, at, time)) then return end
-    local back = min(held, cost)
+    local back = min(units, cost)
     st.used = st.used - back
     if i then
-      local left = back < held and pack7(time) .. pack7(held - back) or ''
+      local left = back < units and pack7(time) .. pack7(units - back) or ''
       log.data = sub(log.data, log.first, i - 1) .. left .. sub(log.data, i + ENTRY, log.last)
       log.first, log.last = 1, #log.data
-    elseif back < held then
-      st.units = held - back
+    elseif back < units then
+      st.units = units - back
     elseif log then -- the last of the others becomes the newest one
       log.last = log.last - ENTRY
       st.time, st.units = unpack7(log.data, log.last + 1), unpack7(log.data, log.last + 8)

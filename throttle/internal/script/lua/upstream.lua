@@ -25,7 +25,7 @@ local function new_upstream()
   local KEEP, DIP = 15 / 16, 1 / 15 -- peak / refused rate; how far below the peak, as a part of it, the rate begins
   local GROWTH = 1e-4 -- of the rate, per cube of the time in ten_calls
   local FLOOR = 1 / 64 -- the lowest rate
-  local HOLD = 60 -- times ten_calls, for which grants are spread after a refusal
+  local SPREAD = 60 -- times ten_calls, for which grants are spread after a refusal
   local SECOND, MINUTE = 1000000, 60000000
   local LATE = 20000 -- us by which late requests may catch up
   local GRANTS = 1500 -- bytes of later grants that are noted; older ones count as answered
@@ -86,7 +86,7 @@ local function new_upstream()
       changes = true
     end
     a.last, a.wait, a.refusals = now, wait, a.refusals + 1
-    a.next, a.spread = max(a.next, now + wait), ceil(now + wait + HOLD * ten_calls)
+    a.next, a.spread = max(a.next, now + wait), ceil(now + wait + SPREAD * ten_calls)
     put(scope, ADAPTED, a.spread, a)
     return wait, changes
   end

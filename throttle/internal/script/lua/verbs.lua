@@ -207,7 +207,7 @@ local function new_verbs(call)
   -- A lease that has expired is renewed only if there is room, and nobody waits for it.
   function verbs.renew(r, list, now)
     local status, fate, never = 1, read_fate(r), {}
-    for _, i in ipairs(r.never or {}) do never[i] = true end -- windows that never held its units
+    for _, i in ipairs(r.never or {}) do never[i] = true end -- windows that never counted it
     each_lease(list, now, function(algorithm, st, i, scope)
       if r.costs[i] == 0 then return end
       local id, waits = lease_id(call, r.id), call.line and call.line.waits_at(scope.suffix)

@@ -66,7 +66,7 @@ type Decision struct {
 
 	// RetryIn is the time from At until the whole cost is expected to fit, after the tickets that wait
 	// before it, and if no other request takes the room: whole microseconds, rounded up. It is 0 if
-	// granted. For a denied request without a place in line it is at least 1 microsecond.
+	// granted. For a denied request that is not in line it is at least 1 microsecond.
 	RetryIn time.Duration
 
 	// Tenant is the tenant of the request.

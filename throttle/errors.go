@@ -42,14 +42,14 @@ var (
 )
 
 // A RequestError names the invalid value of a request, such as of Field "attribute user" or "cost
-// tokens", or the window that can never hold its cost, so that waiting does not help. Nothing was
+// tokens", or the window that never has room for its cost, so that waiting does not help. Nothing was
 // changed. The same request fails until the policies or the settings of its tenant change.
 type RequestError PolicyError
 
 func (e *RequestError) Error() string { return (*PolicyError)(e).Error() }
 
 // A DeniedError says that a job or a call did not start, because it does not fit now, or that it was refused, because
-// it cannot start in time, or too many wait before it. Nothing was taken. What was refused has no place in line.
+// it cannot start in time, or too many wait before it. Nothing was taken. What was refused is not in line.
 type DeniedError struct {
 	// Cause is a reason beyond the denial, or nil. It wraps context.DeadlineExceeded if the work cannot start before
 	// Request.Deadline or within Request.MaxWait. Else it says that Request.Backlog is reached, or what has failed.

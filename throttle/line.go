@@ -8,7 +8,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// A Line holds the tickets that wait for one policy. It is first come, first served for one tenant,
+// A Line has the tickets that wait for one policy. It is first come, first served for one tenant,
 // class, attributes and queue, and fair between tenants by weight. It is safe for concurrent use. For a
 // job queue, call Join in its clients, and Take in its servers when they have free slots: see the example.
 type Line struct {
@@ -51,9 +51,9 @@ type LineDecision struct {
 // With an error, the ticket of a Queued decision has joined; others may have. Errors are Take's and the TenantFunc's.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]LineDecision, error) {
 	decisions, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(script.PolicyOf(n.name)), (*operation).joinRequest)
-	for _, p := range decisions {
-		if err == nil || p.Queued {
-			tell(n.limiter, p)
+	for _, d := range decisions {
+		if err == nil || d.Queued {
+			tell(n.limiter, d)
 		}
 	}
 	return decisions, err
@@ -81,13 +81,13 @@ func (n *Line) ask(
 	asks := make([]script.Request, 0, len(requests))
 	var asker []int // the index of its request, for each ask
 	for i, r := range requests {
-		p, ask := &decisions[i], script.Request{}
+		d, ask := &decisions[i], script.Request{}
 		o, err := n.checked(ctx, cp, r)
 		if err == nil {
 			ask, err = prepare(o)
 		}
 		if ask.Op == "" { // it is invalid, or never denied
-			*p = LineDecision{Decision: Decision{Exempt: err == nil, Policy: cp.Name, Tenant: r.Tenant}, Err: err}
+			*d = LineDecision{Decision: Decision{Exempt: err == nil, Policy: cp.Name, Tenant: r.Tenant}, Err: err}
 			continue
 		}
 		operations, asks, asker = append(operations, o), append(asks, ask), append(asker, i)
@@ -95,14 +95,14 @@ func (n *Line) ask(
 	answers, err := cp.group.Do(ctx, cp.script, asks...)
 	err = classify(ctx, cp.Name, err)
 	for j, a := range answers {
-		p := &decisions[asker[j]]
-		if p.Nudge, p.Err = a.Nudge, classify(ctx, cp.Name, a.Err); p.Err == nil {
-			p.Decision, p.Err = n.limiter.decided(operations[j], asks[j], a)
+		d := &decisions[asker[j]]
+		if d.Nudge, d.Err = a.Nudge, classify(ctx, cp.Name, a.Err); d.Err == nil {
+			d.Decision, d.Err = n.limiter.decided(operations[j], asks[j], a)
 		}
 	}
-	for _, p := range decisions {
-		if p.Err != nil && !errors.As(p.Err, new(*RequestError)) && !errors.As(p.Err, new(*DeniedError)) {
-			err = cmp.Or(err, p.Err)
+	for _, d := range decisions {
+		if d.Err != nil && !errors.As(d.Err, new(*RequestError)) && !errors.As(d.Err, new(*DeniedError)) {
+			err = cmp.Or(err, d.Err)
 		}
 	}
 	return decisions, err

@@ -46,7 +46,7 @@ type Request struct {
 	Policy string
 
 	// Since is when the work began to wait, by the clock of Redis, if that was before it joins the line: see
-	// TakenTicket.Since. It changes no place. The default is the join.
+	// TakenTicket.Since. It changes no position. The default is the join.
 	Since time.Time
 
 	// Tenant is the value of TenantAttribute: 1 to MaxValueBytes bytes. It may be empty if no window counts by it.

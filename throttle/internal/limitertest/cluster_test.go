@@ -32,9 +32,9 @@ func TestACallOnAMigratingSlotDoesAllOrNothing(t *testing.T) {
 		join := func(id string) error {
 			r := request("slow", 3)
 			r.Ticket = throttle.Ticket{Queue: "q", ID: id}
-			places, err := l.Line(name).Join(ctx, []throttle.Request{r})
+			decisions, err := l.Line(name).Join(ctx, []throttle.Request{r})
 			if err == nil {
-				err = places[0].Err
+				err = decisions[0].Err
 			}
 			return err
 		}

@@ -105,10 +105,10 @@ func TestDamagedReplies(t *testing.T) {
 		d, err = l.Reserve(ctx, exempt)
 		decision("Reserve", d, err)
 		expect.That(t, err != nil || d.Granted, "an exempt tenant's Reserve of", last.Load(), d)
-		places, err := l.Line("p").Join(ctx, []throttle.Request{r})
+		joined, err := l.Line("p").Join(ctx, []throttle.Request{r})
 		known("Join", err)
-		for _, p := range places {
-			expect.That(t, !known("Join", p.Err) || p.RetryIn >= 0 && p.Latest >= p.RetryIn, "Join of", last.Load(), p)
+		for _, d := range joined {
+			expect.That(t, !known("Join", d.Err) || d.RetryIn >= 0 && d.Latest >= d.RetryIn, "Join of", last.Load(), d)
 		}
 		known("Leave", l.Line("p").Leave(ctx, r.Ticket))
 		got, err := l.Line("p").Take(ctx, throttle.TakeOptions{Queues: Queues("q"), Max: 5})

@@ -75,14 +75,14 @@ func TestTenantsAreSpreadOverShards(t *testing.T) {
 		d := Reserve(t, l, r)
 		r.Ticket, r.Key = Ticket("denied"), "key"
 		denied := Reserve(t, l, r)
-		expect.That(t, !denied.Granted && denied.Queued, line, "a third got a slot, or no place", denied)
+		expect.That(t, !denied.Granted && denied.Queued, line, "a third got a slot, or is not in line", denied)
 		joins := []throttle.Request{{Tenant: tenant, Ticket: Ticket("joined")}}
-		places, err := l.Line(line).Join(ctx, joins)
-		expect.Require(t, err == nil && places[0].Err == nil, places, err)
+		decisions, err := l.Line(line).Join(ctx, joins)
+		expect.Require(t, err == nil && decisions[0].Err == nil, decisions, err)
 		other := l.Line(lines[(slices.Index(lines, line)+1)%4])
 		var wrong *throttle.RequestError
-		places, err = other.Join(ctx, joins)
-		expect.That(t, err == nil && errors.As(places[0].Err, &wrong) && strings.Contains(wrong.Error(), line), "another line let it in", places, err)
+		decisions, err = other.Join(ctx, joins)
+		expect.That(t, err == nil && errors.As(decisions[0].Err, &wrong) && strings.Contains(wrong.Error(), line), "another line let it in", decisions, err)
 		got, err := other.Reserve(ctx, []throttle.Request{{Tenant: tenant, Ticket: Ticket("astray")}})
 		expect.That(t, err == nil && got[0].Err != nil, line, "another line decided", got, err)
 		Release(t, d)

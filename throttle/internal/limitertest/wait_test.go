@@ -71,8 +71,8 @@ func TestWaitThatMustNotWait(t *testing.T) {
 		var denied *throttle.DeniedError
 		_, err = l.Wait(t.Context(), r)
 		expect.That(t, errors.As(err, &denied) && denied.Cause == nil && !denied.Decision.Queued && denied.Decision.RetryIn == m, "denied", err)
-		places, err := l.Line("p").Join(t.Context(), []throttle.Request{r})
-		expect.That(t, err == nil && errors.As(places[0].Err, new(*throttle.DeniedError)), "joined", places, err)
+		decisions, err := l.Line("p").Join(t.Context(), []throttle.Request{r})
+		expect.That(t, err == nil && errors.As(decisions[0].Err, new(*throttle.DeniedError)), "joined", decisions, err)
 		expect.Equal(t, time.Since(start), 0)
 	})
 }

@@ -68,16 +68,16 @@ func TestSlotsOfALine(t *testing.T) {
 			first := st.granted("a1")
 			r := st.of("a2")
 			r.MaxWait, r.Deadline = s, time.Now().Add(m)
-			places := expect.Got(st.line().Join(st.Context(), []throttle.Request{r, st.of("a3")}))(st)
-			for _, p := range places {
-				expect.That(st, p.Err == nil && p.Binds == "slots" && p.Latest == 0, p, "want a place without a bound")
+			decisions := expect.Got(st.line().Join(st.Context(), []throttle.Request{r, st.of("a3")}))(st)
+			for _, d := range decisions {
+				expect.That(st, d.Err == nil && d.Binds == "slots" && d.Latest == 0, d, "want a decision without a bound")
 			}
 			d := limitertest.Reserve(st, st.l, st.without("b"))
 			expect.That(st, !d.Granted && d.Latest == 0, d.RetryIn, "to", d.Latest, "want no bound")
 			r = st.of("a4")
 			r.MaxWait = -1
-			place := st.joining(r)
-			expect.That(st, place.Err != nil, place, "it does not fit at once")
+			decision := st.joining(r)
+			expect.That(st, decision.Err != nil, decision, "it does not fit at once")
 			e := st.explain("a3")
 			expect.That(st, e.Binds == "slots" && e.Latest.IsZero() && e.Expected.Equal(limitertest.At(m)), e)
 			st.at(2 * s)

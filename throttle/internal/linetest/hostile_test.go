@@ -47,9 +47,9 @@ func TestHostileNamesInALine(t *testing.T) {
 			limitertest.WantDenied(t, limitertest.Reserve(t, st.l, request(n)), 10*s, n)
 			later := request(n)
 			later.Ticket.ID = "later/" + n.id
-			places, err := st.line().Join(t.Context(), []throttle.Request{later})
-			expect.Require(t, err == nil && places[0].Err == nil && places[0].RetryIn == 20*s &&
-				!places[0].AlreadyQueued, n, places, err)
+			decisions, err := st.line().Join(t.Context(), []throttle.Request{later})
+			expect.Require(t, err == nil && decisions[0].Err == nil && decisions[0].RetryIn == 20*s &&
+				!decisions[0].AlreadyQueued, n, decisions, err)
 			for key, value := range before {
 				expect.Equal(t, client.Exists(t.Context(), key).Val(), 1, n, key, value)
 			}

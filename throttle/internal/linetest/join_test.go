@@ -54,8 +54,8 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		request("c2", func(r *throttle.Request) { r.Ticket = throttle.Ticket{} }),
 		request("c3", func(r *throttle.Request) { r.Policy = "other" }),
 	}
-	places, err := st.line().Join(t.Context(), requests)
-	expect.Require(t, err == nil && len(places) == len(requests), len(places), "places", err)
+	decisions, err := st.line().Join(t.Context(), requests)
+	expect.Require(t, err == nil && len(decisions) == len(requests), len(decisions), "decisions", err)
 	for i, want := range []string{
 		"10s", `throttle: policy "p": ticket "": must have an ID`,
 		`throttle: policy "p", window "own": cost requests 3: never fits: the window holds 2 at most`, "exempt",
@@ -68,9 +68,9 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 		`throttle: policy "p": ticket "": must have an ID`,
 		`throttle: policy "p": policy "other": must be that of the line, or empty`,
 	} {
-		got := places[i].RetryIn.String()
+		got := decisions[i].RetryIn.String()
 		var late *throttle.DeniedError
-		switch p := places[i]; {
+		switch p := decisions[i]; {
 		case errors.As(p.Err, &late) && !late.StartsAt.IsZero():
 			got = late.Decision.Reason() + ": too late for " + late.Request.Deadline.String()
 			wait := late.StartsAt.Sub(now)
@@ -83,13 +83,13 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 			got += " again"
 		}
 		expect.Equal(t, got, want, i)
-		expect.That(t, places[i].Latest >= places[i].RetryIn,
-			"ticket", i, "starts in", places[i].RetryIn, "at least and", places[i].Latest, "at most")
+		expect.That(t, decisions[i].Latest >= decisions[i].RetryIn,
+			"ticket", i, "starts in", decisions[i].RetryIn, "at least and", decisions[i].Latest, "at most")
 	}
 	var refused *throttle.DeniedError
-	expect.That(t, errors.As(places[5].Err, &refused) && refused.Request.MaxWait == 10*s-us &&
+	expect.That(t, errors.As(decisions[5].Err, &refused) && refused.Request.MaxWait == 10*s-us &&
 		errors.Is(refused, context.DeadlineExceeded) && refused.Decision.Latest == 10*s, refused)
-	expect.That(t, !errors.Is(places[7].Err, context.DeadlineExceeded), places[7].Err)
+	expect.That(t, !errors.Is(decisions[7].Err, context.DeadlineExceeded), decisions[7].Err)
 	st.takes("c1")
 	st.at(10*s).takes("a2", "a4")
 	st.at(20 * s).takes("a5")
@@ -140,12 +140,12 @@ func TestTicketsReserveTogether(t *testing.T) {
 		r.Ticket = throttle.Ticket{Queue: "q", ID: string(rune('a' + i))}
 		requests = append(requests, r)
 	}
-	places, err := l.Line("p").Reserve(t.Context(), requests)
-	expect.Require(t, err == nil && errors.As(places[1].Err, new(*throttle.RequestError)), places, err)
+	decisions, err := l.Line("p").Reserve(t.Context(), requests)
+	expect.Require(t, err == nil && errors.As(decisions[1].Err, new(*throttle.RequestError)), decisions, err)
 	var tickets []throttle.TakenTicket
 	for i, want := range []struct{ granted, queued bool }{{true, false}, {}, {true, false}, {false, true}, {false, true}} {
-		tickets = append(tickets, throttle.TakenTicket{Decision: places[i].Decision})
-		expect.Equal(t, [2]bool{places[i].Granted, places[i].Queued}, [2]bool{want.granted, want.queued}, requests[i].Ticket.ID)
+		tickets = append(tickets, throttle.TakenTicket{Decision: decisions[i].Decision})
+		expect.Equal(t, [2]bool{decisions[i].Granted, decisions[i].Queued}, [2]bool{want.granted, want.queued}, requests[i].Ticket.ID)
 		expect.Equal(t, l.Line("p").Matches(tickets[i], requests[i]), want.granted, requests[i].Ticket.ID)
 	}
 	limitertest.WantUsed(t, l, limitertest.Acme(1), 2)
@@ -209,11 +209,11 @@ func TestAGrantIsKnownIfAnotherCallFails(t *testing.T) {
 		}
 		return next(ctx, cmd)
 	}))
-	places, err := l.Line("p").Reserve(t.Context(), slices.Repeat([]throttle.Request{limitertest.Acme(1)}, 40))
+	decisions, err := l.Line("p").Reserve(t.Context(), slices.Repeat([]throttle.Request{limitertest.Acme(1)}, 40))
 	expect.Err(t, err, throttle.ErrUnavailable)
-	expect.Require(t, len(places) == 40, places)
-	for i, place := range places {
-		expect.Equal(t, place.Granted, i < 32, i)
-		expect.Equal(t, errors.Is(place.Err, throttle.ErrUnavailable), i >= 32, i)
+	expect.Require(t, len(decisions) == 40, decisions)
+	for i, decision := range decisions {
+		expect.Equal(t, decision.Granted, i < 32, i)
+		expect.Equal(t, errors.Is(decision.Err, throttle.ErrUnavailable), i >= 32, i)
 	}
 }

@@ -228,8 +228,8 @@ func TestCalendarPromises(t *testing.T) {
 		r, start := st.of("a99"), limitertest.Day(t, tc.start)
 		wait := start - st.now()
 		r.Deadline = time.Now().Add(wait + m)
-		place := st.joining(r)
-		expect.That(t, place.Err == nil && place.RetryIn == wait && place.Latest == wait, tc, "is told", place)
+		decision := st.joining(r)
+		expect.That(t, decision.Err == nil && decision.RetryIn == wait && decision.Latest == wait, tc, "is told", decision)
 		if tc.ahead == 0 {
 			st.at(start - us).takes().at(start).pauses()
 			st.takes("a99")

@@ -126,7 +126,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			p.Tenants = map[string]throttle.Tenant{"a": {Exempt: true}, "x": {Exempt: true}}
 			st.set(p)
 			expect.Equal(st, st.granted("x1").Windows[0].Used, 3)
-			st.granted("a3") // its place is given back
+			st.granted("a3") // its units are given back
 			st.takes().asks(-1)
 		}},
 		"behind a large one": {limitertest.Policy(limitertest.SharedWindow(10, 10*s)), func(st *story) {
@@ -199,8 +199,8 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.waits("a3", "a4", "a5")
 			moved := st.of("a3")
 			moved.Tenant = "b"
-			places, err := st.line().Join(st.Context(), []throttle.Request{moved})
-			expect.Require(st, err == nil && places[0].Err == nil && !places[0].AlreadyQueued, places, err)
+			decisions, err := st.line().Join(st.Context(), []throttle.Request{moved})
+			expect.Require(st, err == nil && decisions[0].Err == nil && !decisions[0].AlreadyQueued, decisions, err)
 			st.at(10*s).takes("a4", "a3")
 		}},
 		"a ticket that reserves at its turn is granted": {limitertest.Policy(two), func(st *story) {

@@ -74,8 +74,8 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		wants("a denial", "call p decide 1", "decided p b false true 10s")
 		full := st.of("b2")
 		full.Backlog = 1
-		places := expect.Got(line.Join(t.Context(), []throttle.Request{st.of("a2"), full, {Tenant: "c"}}))(t)
-		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", places[0].RetryIn), "join p b 30s true", "join p c 0s true")
+		decisions := expect.Got(line.Join(t.Context(), []throttle.Request{st.of("a2"), full, {Tenant: "c"}}))(t)
+		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", decisions[0].RetryIn), "join p b 30s true", "join p c 0s true")
 		st.takes()
 		wants("a take of nothing", "call p take 0")
 		st.at(10 * s).takes("b1")
@@ -172,8 +172,8 @@ func TestAnObserverThatPanicsDisturbsNothing(t *testing.T) {
 			expect.Require(t, err == nil && d.Granted, d, err)
 		}
 		for range 2 {
-			places, err := l.Line("p").Join(ctx, []throttle.Request{{Tenant: "a", Ticket: limitertest.Ticket("1")}})
-			expect.Require(t, err == nil && places[0].Err == nil, places, err)
+			decisions, err := l.Line("p").Join(ctx, []throttle.Request{{Tenant: "a", Ticket: limitertest.Ticket("1")}})
+			expect.Require(t, err == nil && decisions[0].Err == nil, decisions, err)
 		}
 		taken := limitertest.Take(t, l, 1, "q")
 		expect.That(t, len(taken.Tickets) == 0 && taken.Next >= 0, taken)

@@ -228,18 +228,18 @@ func TestStateRefusesWhatCannotBe(t *testing.T) {
 	}
 }
 
-// An explanation says which window denies, and the ticket's place.
+// An explanation says which window denies, and the ticket's position.
 func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
 	st.granted("a1", "a2", "a3", "b1")
 	st.at(s).joins("a4", "b2", "c1")
-	place := st.joins("c2")
+	decision := st.joins("c2")
 	before := limitertest.Dump(t, st.client)
 	own, shared := st.explain("a4"), st.explain("c2")
 	expect.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
 	expect.That(t, own.Binds == "own" && own.Expected.Equal(limitertest.At(60*s)) &&
 		own.Position == 1 && own.Waiting == 1 && own.Since.Equal(limitertest.At(s)), own)
-	expect.That(t, shared.Expected.Equal(limitertest.At(s+place.RetryIn)), shared, "joined with", place)
+	expect.That(t, shared.Expected.Equal(limitertest.At(s+decision.RetryIn)), shared, "joined with", decision)
 	expect.That(t, shared.Policy == "p" && shared.Tenant == "c" && shared.Since.Sub(limitertest.At(s)) < ms &&
 		shared.Position == 2 && shared.Waiting == 2 && len(shared.Windows) == 2 && !shared.Windows[0].Denied &&
 		shared.Windows[1].Used == 4 && shared.Windows[1].RetryIn == 19*s, shared)

@@ -182,8 +182,8 @@ func (st *story) joinMany(queue, tenant string, n int) {
 // joining returns the answer to one request.
 func (st *story) joining(r throttle.Request) throttle.LineDecision {
 	st.Helper()
-	places := expect.Got(st.line().Join(st.Context(), []throttle.Request{r}))(st)
-	return places[0]
+	decisions := expect.Got(st.line().Join(st.Context(), []throttle.Request{r}))(st)
+	return decisions[0]
 }
 
 // told makes tickets join one by one, and returns when each is expected to start.

@@ -248,7 +248,7 @@ func TestTicketsOfALine(t *testing.T) {
 	expect.Must(t, line.Tickets(t.Context(), "bob", func(page []throttle.Ticket) error { expect.Equal(t, page, nil); return nil }))
 }
 
-// Only the line that a ticket was taken from has its place and its units.
+// Only the line that a ticket was taken from has its position and its units.
 func TestATicketGoesBackToItsOwnLine(t *testing.T) {
 	client := limitertest.Redis(t)
 	p := limitertest.Policy(limitertest.SharedWindow(4, h))

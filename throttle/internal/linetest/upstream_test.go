@@ -104,8 +104,8 @@ func TestReportsOfTheUpstream(t *testing.T) {
 		"what waits for a reset starts one after the other": {limitertest.Policy(limitertest.SharedWindow(1, m)), func(st *story) {
 			st.remaining(st.granted("a1").Reservation, 0, 90*s)
 			st.joins("a2")
-			place, start := st.joins("a3"), st.starts()["a3"]
-			expect.That(st, place.RetryIn == start && place.Latest == start, "a3 starts at", start, "and was told", place)
+			decision, start := st.joins("a3"), st.starts()["a3"]
+			expect.That(st, decision.RetryIn == start && decision.Latest == start, "a3 starts at", start, "and was told", decision)
 		}},
 		"windows fill up again after a reset": {limitertest.Policy(limitertest.SharedWindow(2, m)), func(st *story) {
 			st.remaining(st.granted("a1").Reservation, 1, 90*s)
@@ -120,8 +120,8 @@ func TestReportsOfTheUpstream(t *testing.T) {
 		}},
 		"slots that are held are held when a pause ends": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 2*m)
-			place := st.joins("a2")
-			expect.That(st, place.RetryIn == 2*m && place.Latest == 0, place)
+			decision := st.joins("a2")
+			expect.That(st, decision.RetryIn == 2*m && decision.Latest == 0, decision)
 		}},
 		"what a slot and a rate count of one call is corrected once": {limitertest.Policy(limitertest.Slots(9), shared), func(st *story) {
 			st.remaining(st.granted("a1").Reservation, 5, 30*s)

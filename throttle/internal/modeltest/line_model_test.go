@@ -194,10 +194,10 @@ func (cr *crowd) join(r throttle.Request, maxWait time.Duration, backlog int) {
 		known = true
 	}
 	r.MaxWait, r.Backlog, r.Key = maxWait, backlog, "key/"+r.Ticket.ID
-	places, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Request{r})
+	decisions, err := cr.servers[0].Line("p").Join(cr.t.Context(), []throttle.Request{r})
 	expect.Must(cr.t, err)
 	var late *throttle.DeniedError
-	switch err := places[0].Err; {
+	switch err := decisions[0].Err; {
 	case err == nil:
 		if n := len(cr.flows[cr.flow(r.Ticket, r)]); backlog > 0 && n >= backlog && !known {
 			cr.fatal("%v joined %d others", r.Ticket, n)
@@ -380,7 +380,7 @@ func (cr *crowd) agree() {
 	}
 }
 
-// drain lets everybody through. What does not end is a place that was lost.
+// drain lets everybody through. Tickets that stay were lost.
 func (cr *crowd) drain() {
 	for turn := 0; len(cr.flows)+len(cr.lost) > 0; turn++ {
 		next := cr.takeAll("q1", "q2")

@@ -63,8 +63,8 @@ func (c *Caller) Refused(policy string, retryIn time.Duration) {
 	c.refused[policy] = refusal{now, until}
 }
 
-// Answered records the answer to a call of a policy that was made at this time. It clears refusals of the policy
-// before that: the job has dealt with them. A refusal that came while the call was under way stands.
+// Answered records the answer to a call of a policy that was made at this time. It clears earlier
+// refusals of the policy: the job has dealt with them. A refusal that came while the call was under way stands.
 func (c *Caller) Answered(policy string, made time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

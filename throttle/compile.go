@@ -30,7 +30,7 @@ type compiledPolicy struct {
 	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 while that is under way
 }
 
-// A policyState belongs to a line. Each compiled policy of the line takes it over from the one before.
+// A policyState belongs to a line. Each compiled policy of the line takes it over from its predecessor.
 type policyState struct {
 	group      *script.Group
 	claims     *claims

@@ -31,8 +31,8 @@ func (r Reservation) Hold(ctx context.Context) context.Context {
 	work, cancel := context.WithCancelCause(ctx)
 	renewing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	h := &hold{caller: CallerFrom(ctx), cancel: cancel, policy: r.Policy, stop: stop}
-	if before, held := r.limiter.holds.Swap(r.ID, h); held {
-		before.(*hold).stop()
+	if earlier, held := r.limiter.holds.Swap(r.ID, h); held {
+		earlier.(*hold).stop()
 	}
 	go r.keepRenewing(renewing, h, lease)
 	return work

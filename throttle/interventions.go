@@ -39,13 +39,13 @@ func (i Interventions) InForce(at time.Time) Interventions {
 // A target names a policy, and a tenant of it, or "" for all.
 type target struct{ policy, tenant string }
 
-// An intervention has the override and the pause in force for one target. One that is not set is zero.
+// An intervention has the override and the pause in force for one target. The zero value of either means none.
 type intervention struct {
 	override TenantOverride
 	pause    Pause
 }
 
-// interventions are Interventions, and by target what is in force.
+// interventions are Interventions, and by target the intervention in force.
 type interventions struct {
 	all     Interventions
 	inForce map[target]intervention

@@ -16,11 +16,11 @@ type Line struct {
 	name    string
 }
 
-// Line returns the line of a policy, or with Policy.Shards the one that LineOf or Lines names.
+// Line returns the line of a policy, or with Policy.Shards the line that LineOf or Lines names.
 // Methods of a line without a policy return ErrUnknownPolicy.
 func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 
-// Lines returns the names of the lines that a server should take from, with those of policies that
+// Lines returns the names of the lines that a server should take from, and of policies that
 // SetPolicies removed, until nobody has waited there for some seconds.
 func (l *Limiter) Lines() []string {
 	var names []string
@@ -67,7 +67,7 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]LineDecision,
 	})
 }
 
-// ask prepares the requests, and sends those that get an Op. Its own error may be a TenantFunc's.
+// ask prepares the requests, and sends each that gets an Op. Its own error may be a TenantFunc's.
 func (n *Line) ask(
 	ctx context.Context, requests []Request, orRemoved bool, prepare func(*operation) (script.Request, error),
 ) ([]LineDecision, error) {

@@ -48,12 +48,12 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 			names[first], globs[first][overlaps[0].FirstGlob])
 		return &PolicyError{Policy: names[second], Field: "match", Value: globs[second][overlaps[0].SecondGlob], Hint: hint}
 	}
-	before := cmp.Or(l.policies.Load(), &policySet{})
-	for _, cp := range before.lines {
+	old := cmp.Or(l.policies.Load(), &policySet{})
+	for _, cp := range old.lines {
 		l.add(set, cp.Policy, cp.line, true) // if no policy has the line now: it is served until it is empty
 		set.byLine[cp.line].policyState = cp.policyState
 	}
-	if l.policies.Swap(set) != nil && !reflect.DeepEqual(before.policies, set.policies) {
+	if l.policies.Swap(set) != nil && !reflect.DeepEqual(old.policies, set.policies) {
 		l.config.Logger.Info("throttle: the policies were replaced", "policies", names)
 	}
 	return nil
@@ -124,7 +124,7 @@ func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
 	return Policy{}, false
 }
 
-// live yields the policies in force, and then removed ones, until leave has found their lines empty twice: each shard.
+// live yields the shards of policies in force, and then of removed ones until leave has found their line empty twice.
 func (set *policySet) live(yield func(*compiledPolicy) bool) {
 	for _, cp := range set.lines {
 		if cp.empty.Load() < 2 && !yield(cp) {

@@ -52,7 +52,7 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 	o.claims.takeIn(0)
 	d := o.decision(a)
 	if a.Status == script.Done {
-		tell(r.limiter, Correction{Cancelled: true, Reservation: r, Requests: o.change(a.Before, nil)})
+		tell(r.limiter, Correction{Cancelled: true, Reservation: r, Requests: o.change(a.OldCosts, nil)})
 	}
 	return Refund{d.At, d.ClockBehind, a.Status == script.Done, d.Windows}, nil
 }
@@ -89,7 +89,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	}
 	if a.Status == script.Done {
 		o.claims.takeIn(0)
-		tell(r.limiter, Correction{Cost: maps.Clone(actual), Reservation: r, Requests: o.change(a.Before, costs)})
+		tell(r.limiter, Correction{Cost: maps.Clone(actual), Reservation: r, Requests: o.change(a.OldCosts, costs)})
 	}
 	r.Cost = maps.Collect(maps.All(r.Cost)) // a copy that is not nil
 	maps.Copy(r.Cost, actual)
@@ -97,17 +97,17 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 }
 
 // neverCounted returns the windows, from 1, that have not counted a reservation: the policy that
-// granted it had other ones. They give nothing back for it, as others may have those units.
+// granted it had other windows. They give nothing back for it, as others may have those units.
 func (o *operation) neverCounted(r Reservation) (windows []int) {
 	if r.grantor == o.compiledPolicy {
 		return nil
 	}
 	for i, w := range o.counting {
-		override, before := o.Tenants[r.Tenant].Windows[w.Name], r.grantor.Tenants[r.Tenant].Windows[w.Name]
+		now, then := o.Tenants[r.Tenant].Windows[w.Name], r.grantor.Tenants[r.Tenant].Windows[w.Name]
 		if !slices.ContainsFunc(r.grantor.counting, func(was Window) bool {
 			return was.Name == w.Name && was.Algorithm == w.Algorithm && slices.Equal(was.Per, w.Per) && was.Unit == w.Unit &&
 				was.Period == w.Period && was.Margin == w.Margin && was.Resets == w.Resets && was.Timezone == w.Timezone &&
-				(was.With(before).Limit == w.With(override).Limit || w.Burst == 0) // GCRA drains by its limit
+				(was.With(then).Limit == w.With(now).Limit || w.Burst == 0) // GCRA drains by its limit
 		}) {
 			windows = append(windows, i+1)
 		}
@@ -115,15 +115,15 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 	return windows
 }
 
-// change returns how many more Requests a correction charged. Before is the cost in Redis, by window, or nil.
-// Actual is the corrected one, below 0 where it stays, and nil if all was given back.
-func (o *operation) change(before, actual []int64) int64 {
+// change returns how many more Requests a correction charged. `old` is the cost in Redis, by window, or nil. `actual`
+// is the corrected one: below 0 where it stays, and nil if all was given back.
+func (o *operation) change(old, actual []int64) int64 {
 	i := slices.IndexFunc(o.windows, func(w Window) bool {
 		return w.Unit == Requests && !w.Algorithm.Leases() // leases keep no correction
 	})
 	was := o.request.CostOf(Requests)
-	if i >= 0 && before != nil {
-		was = before[i]
+	if i >= 0 && old != nil {
+		was = old[i]
 	}
 	switch {
 	case actual == nil:

@@ -107,7 +107,7 @@ func (p Policy) Validate() error {
 }
 
 func (w Window) check(c *problems) {
-	before, per := len(c.found), w.Per
+	faults, per := len(c.found), w.Per
 	c.must(nameShape.MatchString(w.Name), "name", w.Name, nameHint)
 	between(c, "limit", w.Limit, 1, MaxLimit)
 	c.must(nameShape.MatchString(w.Unit), "unit", w.Unit, nameHint)
@@ -148,7 +148,7 @@ func (w Window) check(c *problems) {
 			c.must(false, string(f.option), f.value, `is for windows with "algorithm: `+only+`"`)
 		}
 	}
-	if a.Rule != nil && len(c.found) == before {
+	if a.Rule != nil && len(c.found) == faults {
 		field, value, hint := a.Rule(w.numbers())
 		c.must(hint == "", field, value, hint)
 	}

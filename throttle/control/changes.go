@@ -67,10 +67,10 @@ func (s *Store) Record(ctx context.Context, c Change) error {
 	return err
 }
 
-// Differences describes how policies have changed, with the limits of windows before and after, such
+// Differences describes how policies have changed, with the earlier and later limits of windows, such
 // as "added mail, added mail/hour, github-api/provider 10/s -> 15/s". It is empty if nothing differs.
-func Differences(before, after []throttle.Policy) string {
-	oldFacts, newFacts := factsOf(before), factsOf(after)
+func Differences(earlier, later []throttle.Policy) string {
+	oldFacts, newFacts := factsOf(earlier), factsOf(later)
 	var parts []string
 	for name, fact := range newFacts {
 		switch old, known := oldFacts[name]; {

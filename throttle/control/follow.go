@@ -78,8 +78,8 @@ func (f *Follower) Close() {
 func (f *Follower) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	before := f.state
-	state, err := f.store.read(ctx, before)
+	previous := f.state
+	state, err := f.store.read(ctx, previous)
 	if ctx.Err() == context.Canceled {
 		return
 	}
@@ -88,28 +88,28 @@ func (f *Follower) look(ctx context.Context) {
 		if !f.readFailed {
 			f.logger.Warn("control: what is in force cannot be read: what was read last stays", "err", err)
 		}
-		state = before
-		state.Interventions = before.InForce(time.Now().Add(f.offset))
-	case state.published == "" && before.published != "":
+		state = previous
+		state.Interventions = previous.InForce(time.Now().Add(f.offset))
+	case state.published == "" && previous.published != "":
 		if !f.config.KeepPolicies {
 			f.logger.Warn("control: Redis has forgotten the published policies: those before stay in force")
 		}
-		state.Policies, state.Removed, state.Version = before.Policies, before.Removed, before.Version
-		state.published = before.published
-	case state.published == before.published: // no change; if they cannot be used, the ones before them stay
-		state.Policies, state.Removed, state.PoliciesErr = before.Policies, before.Removed, nil
+		state.Policies, state.Removed, state.Version = previous.Policies, previous.Removed, previous.Version
+		state.published = previous.published
+	case state.published == previous.published: // no change; if they cannot be used, the last usable policies stay
+		state.Policies, state.Removed, state.PoliciesErr = previous.Policies, previous.Removed, nil
 	}
 	clockSet := (time.Until(state.At) - f.offset).Abs() > readTimeout // of Redis, or of this machine
 	f.state, f.readFailed, f.offset = state, err != nil, time.Until(state.At)
-	policiesBefore, _ := before.Effective()
+	previousPolicies, _ := previous.Effective()
 	policies, others := state.Effective()
-	if isNew := state.published != before.published; isNew || f.version > 0 && !reflect.DeepEqual(policiesBefore, policies) {
+	if isNew := state.published != previous.published; isNew || f.version > 0 && !reflect.DeepEqual(previousPolicies, policies) {
 		if err := f.adopt(policies, isNew); err != nil && isNew {
-			f.state = before                    // by the old mark the next look reads all again,
+			f.state = previous                  // by the old mark the next look reads all again,
 			f.state.published = state.published // but does not try these policies again
 		}
 	}
-	same := reflect.DeepEqual(before.Overrides, state.Overrides) && reflect.DeepEqual(before.Pauses, state.Pauses)
+	same := reflect.DeepEqual(previous.Overrides, state.Overrides) && reflect.DeepEqual(previous.Pauses, state.Pauses)
 	if clockSet || !same {
 		f.store.limiter.SetInterventions(others)
 	}

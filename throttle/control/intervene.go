@@ -57,7 +57,7 @@ func (s *State) add(field, value string) error {
 //
 // Errors are a *throttle.PolicyError, an InputError, an error that names MaxInForce, or wrap an error of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, author Author) error {
-	state, err := s.stateBefore(ctx, o.Policy, o.Tenant, ttl, author)
+	state, err := s.checkedState(ctx, o.Policy, o.Tenant, ttl, author)
 	if err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func (s State) Describe(kind, policy, tenant string) string {
 // MaxTTL. It replaces an earlier pause. Tasks that run go on. If policies were published, the policy
 // must be one of them, or one removed since. Errors are SetOverride's.
 func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, author Author) error {
-	state, err := s.stateBefore(ctx, policy, tenant, d, author)
+	state, err := s.checkedState(ctx, policy, tenant, d, author)
 	if err != nil {
 		return err
 	}
@@ -209,18 +209,18 @@ func (s *Store) End(ctx context.Context, kind, policy, tenant string, author Aut
 }
 
 // intervene stores an override or a pause.
-func (s *Store) intervene(ctx context.Context, c Change, overrideOrPause any, ttl time.Duration, before State) error {
+func (s *Store) intervene(ctx context.Context, c Change, overrideOrPause any, ttl time.Duration, old State) error {
 	data, _ := json.Marshal(overrideOrPause) // texts, and numbers that were checked
 	c.Text += "for " + words.Span(ttl)
-	if replaced := before.Describe(c.Kind, c.Policy, c.Tenant); replaced != "" {
+	if replaced := old.Describe(c.Kind, c.Policy, c.Tenant); replaced != "" {
 		c.Text += ", in place of " + replaced
 	}
 	_, err := s.change(ctx, fieldOf(c.Kind, c.Policy, c.Tenant), string(data), ttl, 0, c)
 	return err
 }
 
-// stateBefore checks the arguments of an override or a pause, and reads what is in force before it.
-func (s *Store) stateBefore(ctx context.Context, policy, tenant string, ttl time.Duration, author Author) (State, error) {
+// checkedState checks the arguments of an override or a pause, and returns the state that it changes.
+func (s *Store) checkedState(ctx context.Context, policy, tenant string, ttl time.Duration, author Author) (State, error) {
 	switch err := author.validate(); {
 	case policy == "" || len(policy) > 64 || strings.Contains(policy, " "):
 		return State{}, invalid("policy %q: must be the name of a policy", quote.Short(policy))

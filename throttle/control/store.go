@@ -111,16 +111,16 @@ func (s *Store) State(ctx context.Context) (State, error) {
 	return s.read(ctx, State{mark: "unknown"})
 }
 
-// read reads what is in force. If nothing has changed since `before` was read, Redis sends only the time.
-func (s *Store) read(ctx context.Context, before State) (state State, err error) {
-	reply, err := readScript.Run(ctx, s.client(), []string{s.key("state")}, before.mark).StringSlice()
+// read reads what is in force. If nothing has changed since `known` was read, Redis sends only the time.
+func (s *Store) read(ctx context.Context, known State) (state State, err error) {
+	reply, err := readScript.Run(ctx, s.client(), []string{s.key("state")}, known.mark).StringSlice()
 	us, parseErr := strconv.ParseInt(strings.Join(reply[:min(1, len(reply))], ""), 10, 64) // fails without a reply
 	if err = cmp.Or(err, parseErr); err != nil {
 		return state, fmt.Errorf("control: reading what is in force: %w", err)
 	}
 	if len(reply) == 1 {
-		before.Interventions = before.InForce(time.UnixMicro(us))
-		return before, nil
+		known.Interventions = known.InForce(time.UnixMicro(us))
+		return known, nil
 	}
 	state.mark = reply[1]
 	for _, pair := range slices.SortedFunc(slices.Chunk(reply[2:], 2), slices.Compare) {
@@ -179,27 +179,27 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 			return 0, &throttle.PolicyError{Policy: p.Name, Field: "match", Value: match, Hint: "must be UTF-8 to be published"}
 		}
 	}
-	before, err := s.State(ctx)
+	old, err := s.State(ctx)
 	if err != nil {
 		return 0, err
 	}
-	removed, err := s.removed(ctx, before, next.Lines())
+	removed, err := s.removed(ctx, old, next.Lines())
 	if err != nil {
 		return 0, err
 	}
 	text, _ := json.Marshal(State{Policies: next.Policies(), Removed: removed}) // newLimiter has accepted them
-	change := Change{Kind: Published, Author: author, Policies: policies, Text: Differences(before.Policies, policies)}
-	if before.PoliciesErr != nil {
+	change := Change{Kind: Published, Author: author, Policies: policies, Text: Differences(old.Policies, policies)}
+	if old.PoliciesErr != nil {
 		change.Text = "replaces policies that could not be read"
-	} else if change.Text == "" && before.Version == version {
+	} else if change.Text == "" && old.Version == version {
 		return version, nil
 	}
 	return s.change(ctx, "policies", string(text), 0, version, change)
 }
 
 // removed returns the policies with a line that is not in `lines`: published, or removed while tickets wait.
-func (s *Store) removed(ctx context.Context, before State, lines []string) (removed []throttle.Policy, err error) {
-	for i, p := range slices.Concat(before.Policies, before.Removed) {
+func (s *Store) removed(ctx context.Context, old State, lines []string) (removed []throttle.Policy, err error) {
+	for i, p := range slices.Concat(old.Policies, old.Removed) {
 		l, err := s.newLimiter([]throttle.Policy{p})
 		if err != nil {
 			return nil, err
@@ -210,7 +210,7 @@ func (s *Store) removed(ctx context.Context, before State, lines []string) (remo
 			if err != nil {
 				return nil, err
 			}
-			keep = keep || !slices.Contains(lines, line) && (waiting > 0 || i < len(before.Policies))
+			keep = keep || !slices.Contains(lines, line) && (waiting > 0 || i < len(old.Policies))
 		}
 		if keep {
 			removed = append(removed, p)

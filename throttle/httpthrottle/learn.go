@@ -109,7 +109,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	}
 }
 
-// grantable returns the units that our windows have left, with those of whole periods until the upstream resets.
+// grantable returns the units that our windows have left, and their limits for whole periods until the upstream resets.
 func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
 		var refills int64
@@ -132,13 +132,13 @@ func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 func (l *learner) isNews(key string, units int64, reset time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before, ok := l.reported[key]
-	if !ok || !time.Now().Before(before.until) {
+	last, ok := l.reported[key]
+	if !ok || !time.Now().Before(last.until) {
 		return units > 0
 	}
 	// A reset that has moved belongs to another period of the upstream.
-	moved := time.Now().Add(reset).Sub(before.until).Abs() > max(2*time.Second, reset/10)
-	return units > before.units || units < before.units/2 || moved && units > 0
+	moved := time.Now().Add(reset).Sub(last.until).Abs() > max(2*time.Second, reset/10)
+	return units > last.units || units < last.units/2 || moved && units > 0
 }
 
 func (l *learner) note(key string, units int64, reset time.Duration) {

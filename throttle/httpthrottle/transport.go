@@ -177,7 +177,7 @@ func (t *Transport) decisionOf(caller *throttle.Caller, r throttle.Request) thro
 	return d
 }
 
-// hasAttributes reports whether a request has the attributes of a grant. A taken ticket has only those of scopes.
+// hasAttributes reports whether a request has the attributes of a grant. A taken ticket has only attributes of scopes.
 func hasAttributes(r throttle.Request, granted map[string]string) bool {
 	for name, value := range granted {
 		if name != throttle.TenantAttribute && r.Attributes[name] != value {
@@ -250,7 +250,7 @@ func (t *Transport) call(
 	sentAt := time.Now()
 	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if resp == nil || err != nil {
-		_, reports := t.c.Base.(*http.Transport) // which fails some calls before it looks for a connection
+		_, reports := t.c.Base.(*http.Transport) // which fails some calls without looking for a connection
 		if (reports || connects.Load()) && !connected.Load() {
 			t.cancel(outer, d.Reservation)
 		}

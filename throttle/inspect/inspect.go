@@ -168,7 +168,7 @@ func (l *line) all(ctx context.Context) []*throttle.Expectation {
 	}
 }
 
-// read reads fields of a hash of a line, and parses the ones that exist.
+// read reads fields of a hash of a line, and parses each that exists.
 func read[T any](
 	ctx context.Context, l *line, key string, parse func(field, record string) (T, error), fields ...string,
 ) (found []T) {

@@ -104,8 +104,8 @@ func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
 			t.Fatalf("throttletest: window %q of policy %q has %d %s left: too few for %d requests of %d",
 				w.Name, r.Policy, w.Remaining, w.Unit, n, cost)
 		}
-		if before, ok := take[w.Unit]; ok {
-			spare = min(spare, before)
+		if known, ok := take[w.Unit]; ok {
+			spare = min(spare, known)
 		}
 		take[w.Unit] = spare
 	}

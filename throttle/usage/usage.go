@@ -34,7 +34,7 @@ const Span = time.Hour
 const (
 	writeEvery   = 10 * time.Second
 	writeTimeout = 5 * time.Second
-	maxMembers   = 1000   // tenants of a set: the ones with the fewest requests are dropped
+	maxMembers   = 1000   // of a set: tenants with the fewest requests are dropped
 	maxSummed    = 10_000 // sums in memory
 )
 

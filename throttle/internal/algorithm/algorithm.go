@@ -59,7 +59,7 @@ type Algorithm struct {
 	Ticks func(Window) *Ticks
 
 	// Rule returns a field that breaks a rule of this algorithm, its value, and a hint what it must be.
-	// The hint is empty if no rule is broken. The rules that all algorithms share are checked before.
+	// The hint is empty if no rule is broken. The rules that all algorithms share are checked first.
 	Rule func(Window) (field string, value any, hint string)
 }
 

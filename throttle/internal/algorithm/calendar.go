@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-go/sluice/internal/ticks"
 )
 
-// Every call carries the ticks within tickSlack of this machine's time, ticksBefore earlier ones and ticksAfter later
-// ones. So they also suffice by a clock of Redis that differs by no more than the slack.
+// Every call carries the ticks within tickSlack of this machine's time, ticksBefore earlier and ticksAfter later
+// ticks. So they also suffice by a clock of Redis that differs by no more than the slack.
 const (
 	tickSlack   = 10 * time.Minute
 	ticksBefore = 2
@@ -91,19 +91,19 @@ func (c *Ticks) Around(now time.Time) string {
 	from, until := now.Add(-ticksLast-tickSlack-c.margin), now.Add(tickSlack+ticksLast)
 	var list []string
 	for back := time.Hour; ; back *= 4 { // schedules only look ahead
-		before, after := 0, 0
+		earlier, later := 0, 0
 		list = nil
-		for tick := c.schedule.Next(from.Add(-back).In(c.zone)); !tick.IsZero() && after < ticksAfter; {
+		for tick := c.schedule.Next(from.Add(-back).In(c.zone)); !tick.IsZero() && later < ticksAfter; {
 			list = append(list, strconv.FormatInt(tick.Unix(), 10))
 			if !tick.After(from) {
-				before++
+				earlier++
 			} else if tick.After(until) {
-				after++
+				later++
 			}
 			tick = c.schedule.Next(tick)
 		}
-		if before >= ticksBefore || back > 40*MaxPeriod {
-			list = list[max(0, before-ticksBefore):]
+		if earlier >= ticksBefore || back > 40*MaxPeriod {
+			list = list[max(0, earlier-ticksBefore):]
 			break
 		}
 	}

@@ -47,7 +47,7 @@ func WithoutExpiry(text string) string {
 
 var shortExpiry = regexp.MustCompile(`(redis\.call\('SET', .*), 'PX', .*\)( end)?\n`)
 
-// WithoutShortExpiry lets every key live for ever, but those that are kept for a day.
+// WithoutShortExpiry lets every key live for ever, but for keys that are kept for a day.
 func WithoutShortExpiry(text string) string { return shortExpiry.ReplaceAllString(text, "$1)$2\n") }
 
 // ShiftClock lets the clock of Redis differ by so many microseconds.

@@ -18,7 +18,7 @@ type event struct {
 	do func()
 }
 
-// At adds an event, behind others at its time.
+// At adds an event, after others at its time.
 func (e *Events) At(at time.Duration, do func()) {
 	i, _ := slices.BinarySearchFunc(e.list, at, func(one event, at time.Duration) int {
 		if one.at <= at {

@@ -25,7 +25,7 @@ type LineState struct {
 	Sets   map[string]map[string]float64
 }
 
-// ReadLine reads all keys of a line: not those of windows, nor what is known of calls.
+// ReadLine reads all keys of a line, but no keys of windows, nor records of calls.
 func ReadLine(t TB, client *redis.Client) LineState {
 	t.Helper()
 	const prefix = "sluice:{p}:"

@@ -1,4 +1,4 @@
-// Package limitertest tests limiters, and has what these tests share with those of lines and models:
+// Package limitertest tests limiters, and has helpers for the tests of limiters, lines and models:
 // limiters that go by a clock in the test's hand, and the keys of a line in Redis. Read
 // TestReserveTakesFromAllWindowsOrNone of package throttle first, then TestCostsPerUnit.
 package limitertest
@@ -94,7 +94,7 @@ func WantUsed(t TB, l *throttle.Limiter, r throttle.Request, want ...int64) {
 	expect.Equal(t, Used(Peek(t, l, r))[:len(want)], want, "used")
 }
 
-// Redis returns a client of a real Redis of the test's own, beside which other tests run. miniredis is for what
+// Redis returns a client of a real Redis of the test's own, while other tests run. miniredis is for what
 // users' kits promise, and takes ten times as long for a script: throttletest.Each is for a test or two of each verb.
 func Redis(t *testing.T) *redis.Client {
 	t.Helper()

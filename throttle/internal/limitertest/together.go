@@ -61,7 +61,7 @@ func (h *Hooked) call(ctx context.Context, c Call) (throttle.Decision, error) {
 	return h.Reserve(ctx, c.Request)
 }
 
-// Together makes calls of policy "p" that go to Redis in one batch, in order: behind a Peek that waits for them.
+// Together makes calls of policy "p" that go to Redis in one call, in order: after a Peek that waits for them.
 func (h *Hooked) Together(t TB, calls ...Call) []throttle.Decision {
 	t.Helper()
 	decisions, errs := h.TryTogether(t, calls...)
@@ -79,7 +79,7 @@ func (h *Hooked) TryTogether(t TB, calls ...Call) ([]throttle.Decision, []error)
 	h.gate.close()
 	peeked := make(chan error)
 	go func() {
-		_, err := h.Limiter.Peek(t.Context(), before(calls))
+		_, err := h.Limiter.Peek(t.Context(), costless(calls))
 		peeked <- err
 	}()
 	<-h.gate.stopped
@@ -97,8 +97,8 @@ func (h *Hooked) TryTogether(t TB, calls ...Call) ([]throttle.Decision, []error)
 	return decisions, errs
 }
 
-// before is a request that the limiter does not refuse: it costs nothing.
-func before(calls []Call) throttle.Request {
+// costless returns a request that the limiter does not refuse: it costs nothing.
+func costless(calls []Call) throttle.Request {
 	r := calls[0].Request
 	if calls[0].Cancel != nil {
 		r = calls[0].Cancel.Request

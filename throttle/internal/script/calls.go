@@ -208,7 +208,7 @@ func (g *Group) next() {
 	g.cancels, g.waiting = nil, nil
 	for _, b := range all {
 		if b.policy == p {
-			room -= len(b.requests) // once below 0, all later ones of this version of the policy wait, too
+			room -= len(b.requests) // once below 0, all later bundles of this version of the policy wait, too
 		}
 		if b.policy == p && room >= 0 {
 			c.bundles, b.call = append(c.bundles, b), c

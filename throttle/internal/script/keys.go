@@ -86,7 +86,7 @@ func parseTicket(name string) (queue, id string, ok bool) {
 }
 
 // FlowMark returns a prefix for the values in the names of a policy's flows, so that tickets which joined by other
-// scopes wait in other flows. Most policies have scopes of the tenant alone, besides shared ones: they have no mark.
+// scopes wait in other flows. Most policies have only scopes of the tenant alone and shared scopes: they have no mark.
 func FlowMark(scopes []Scope) string {
 	attributes := ""
 	for _, scope := range scopes {

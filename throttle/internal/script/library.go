@@ -10,7 +10,7 @@ import (
 //go:embed lua
 var files embed.FS
 
-// The files of a script, besides those of its algorithms and its body. A file uses earlier files, and later ones only
+// The files of a script, besides its algorithms and its body. A file uses earlier files, and later ones only
 // through `made_once`. Files of `more` and `line` are in the functions extras and line_files, which few calls call.
 const (
 	base = " scope windows request"
@@ -19,7 +19,7 @@ const (
 		"line_eta line_join line_take"
 )
 
-// script returns the script of all policies with the same algorithms. Those of others would cost time at every call.
+// script returns the script of all policies with the same algorithms. Other algorithms would cost time at every call.
 func (r *Runner) script(p *Policy, body string) *redis.Script {
 	name := body + " " + strings.Join(p.Algorithms, " ")
 	made, known := r.made.Load(name)

@@ -20,7 +20,7 @@ var needed = []any{
 	"del s h z",
 }
 
-// preflight calls each command in ARGV, with keys that begin with KEYS[1], and replies which ones failed and why.
+// preflight calls each command in ARGV, with keys that begin with KEYS[1], and replies which commands failed and why.
 var preflight = redis.NewScript(`
 local refused = {}
 for i = 1, #ARGV do

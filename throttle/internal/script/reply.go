@@ -31,21 +31,21 @@ const Slots, Paused = -1, -2
 // An Answer answers a request. Times are microseconds by the clock of Redis. Fields that calls carry as JSON have
 // tags.
 type Answer struct {
-	Status  int64         `json:"-"`
-	At      int64         `json:"-"`       // when this was decided, or was granted by an earlier copy of the call
-	Time    int64         `json:"time"`    // the expected start
-	Latest  int64         `json:"latest"`  // the expected start's upper bound; 0 if none is known
-	Binds   int64         `json:"binds"`   // the number of the window that delays it for longest, from 1; Slots, Paused, or 0
-	Behind  int64         `json:"behind"`  // how far the clock is behind the windows
-	Nudge   bool          `json:"nudge"`   // a server should be woken for the ticket
-	Pause   PauseAnswer   `json:"pause"`   // zero without one
-	Adapted AdaptedAnswer `json:"adapted"` // zero if that is the published rate
-	Left    Left          `json:"left"`    // zero if that is not known
-	Before  []int64       `json:"before"`  // by window, the cost before this correction; nil if it was never corrected
-	Fits    []int64       `json:"fits"`    // by window, when the cost fits (0: at once): after what waits in line, unless it joins
-	Used    []int64       `json:"-"`       // by window, its units; nil unless hasWindows
-	Resets  []int64       `json:"-"`       // by window, when nothing is counted any more
-	Err     error         `json:"-"`       // *ReplyError, if the status is Failed, or of go-redis, if there is no answer
+	Status   int64         `json:"-"`
+	At       int64         `json:"-"`         // when this was decided, or was granted by an earlier copy of the call
+	Time     int64         `json:"time"`      // the expected start
+	Latest   int64         `json:"latest"`    // the expected start's upper bound; 0 if none is known
+	Binds    int64         `json:"binds"`     // the number of the window that delays it for longest, from 1; Slots, Paused, or 0
+	Behind   int64         `json:"behind"`    // how far the clock is behind the windows
+	Nudge    bool          `json:"nudge"`     // a server should be woken for the ticket
+	Pause    PauseAnswer   `json:"pause"`     // zero without one
+	Adapted  AdaptedAnswer `json:"adapted"`   // zero if that is the published rate
+	Left     Left          `json:"left"`      // zero if that is not known
+	OldCosts []int64       `json:"old_costs"` // by window, the cost until this correction; nil if it was never corrected
+	Fits     []int64       `json:"fits"`      // by window, when the cost fits (0: at once): after what waits in line, unless it joins
+	Used     []int64       `json:"-"`         // by window, its units; nil unless hasWindows
+	Resets   []int64       `json:"-"`         // by window, when nothing is counted any more
+	Err      error         `json:"-"`         // *ReplyError, if the status is Failed, or of go-redis, if there is no answer
 
 	seq, index int64 // if no answer came: the call's number, and the request's in it, from 1
 }
@@ -53,7 +53,7 @@ type Answer struct {
 // A PauseAnswer is the longest pause in force for a request.
 type PauseAnswer struct {
 	Whose    int64  `json:"whose"`    // operators': 1 for Request.Paused, 2 for Settings.Paused; 0 for the upstream's
-	Until    int64  `json:"ends"`     // nothing is granted before
+	Until    int64  `json:"ends"`     // nothing is granted until then
 	At       int64  `json:"reported"` // when it was reported: this and the rest only of the upstream's
 	Reporter string `json:"reporter"`
 	Cause    string `json:"cause"`

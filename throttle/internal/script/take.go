@@ -49,7 +49,7 @@ type Ticket struct {
 	Binds                       int64 // Answer.Binds of its join
 }
 
-// A TakenTicket is one that left the line.
+// A TakenTicket has left the line.
 type TakenTicket struct {
 	Ticket
 	At        int64 // when it was granted (us)

@@ -6,7 +6,7 @@
 -- 500, unless another closure has captured it already. So the names below are shared by all files,
 -- few functions are made at every call, and `made_once` makes the others when a call needs them.
 --
--- A new string costs 12 instructions a byte, as the Lua of Redis hashes all of it. So long ones are
+-- A new string costs 12 instructions a byte, as the Lua of Redis hashes all of it. So long strings are
 -- cut and joined once. A table that grows by a step costs 1,000. So tables begin with all their
 -- fields, or with as many nil as they are to have. A call of a function costs 400.
 
@@ -23,7 +23,7 @@ local ROOT = 'w:'
 -- Algorithms are kept by their letters. extras(call) and line_files(call) make functions that not all calls need.
 local algorithms, extras, line_files = {}, nil, nil
 
--- made_once returns the result of the first call of `make`: later ones ignore their arguments. It is the one way
+-- made_once returns the result of the first call of `make`: later calls ignore their arguments. It is the one way
 -- to leave functions out of calls that do not need them.
 local made = {}
 local function made_once(make, ...)

@@ -8,7 +8,7 @@
 --
 -- `hold` estimates how long units are held (us). The first grant that says how long it may hold them sets it. A
 -- longer hold replaces it at once, a shorter one moves it by a quarter of the difference. Expected starts go by it,
--- or by the lease if that is longer: they are upper bounds unless holders take longer than before.
+-- or by the lease if that is longer: they are upper bounds unless holders take longer than they did.
 
 do
 
@@ -28,7 +28,7 @@ end
 -- add_lease inserts a lease in the order of expiry.
 local function add_lease(st, expires, units, id)
   local lease = pack7(expires) .. pack7(units) .. id
-  local i = #st.data + 1 -- a newer lease may end sooner, if the policy's lease was longer before
+  local i = #st.data + 1 -- a newer lease may end sooner, if the policy's lease was cut
   while i > st.first and unpack7(st.data, i - LEASE) > expires do i = i - LEASE end
   st.data = sub(st.data, st.first, i - 1) .. lease .. sub(st.data, i)
   st.first = 1

@@ -8,18 +8,18 @@
 --               weight in thousandths; empty for a request that joins no line
 --   5 more      fields, as JSON; empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
--- request.go describes each verb. The tags of Request there are the fields of a request, those of
--- Answer in reply.go the fields of a reply. Times are in us.
+-- request.go describes each verb. A request's fields are the JSON tags of Request there, a reply's
+-- fields the tags of Answer in reply.go. Times are in us.
 --
 -- reply  for every request these values, with windows for reserve, exempt, observe, peek, expect and cancel:
---   answer  status at fields   when it was decided, or granted before (us, as all times); the fields are
+--   answer  status at fields   when it was decided, or granted by an earlier copy (us); the fields are
 --                              empty for most requests
 --   window  used resets        the units, and when nothing is counted any more
 --   error   9 text
 -- where
 --   status  as in reply.go: 0 denied, 1 granted or done, 3 joined, 4, 5 and 7 refused, 6 waits already, 9
 --           failed; 8 depends on the verb:
---             cancel, put_back           that was done before; of a cancel also: nothing was held
+--             cancel, put_back           an earlier call did it; of a cancel also: nothing counts any more
 --             release                    nothing was held
 --             renew                      a lease is lost
 --             settle                     nothing changes
@@ -57,7 +57,7 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
-    local line, replaces = call.line, r.replaces -- what replaces a grant has had its turn: only windows deny it
+    local line, replaces = call.line, r.replaces -- replacing a grant, it has had its turn: only windows deny it
     local joined = r.ticket and line and line.flow_name(r.ticket)
     if earlier_status == 3 and not joined then return 3, now, now, now end -- a server has taken it since
     local time = windows.fits_at(list, r.costs, now, fits)

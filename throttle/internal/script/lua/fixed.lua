@@ -8,15 +8,15 @@
 --               how many of them the upstream may count after the next reset
 --
 -- The upstream's clock may differ by `margin`. So a reset takes effect `margin` after its time, and a grant within
--- `margin` of its time, before or after, counts on both sides of it.
+-- `margin` of its time counts on both sides of it.
 --
--- In the state, `resets` are the times of the reset at which the span began, and of later ones. Times that are not
--- known are taken to be `gap` apart, the least time between two that were sent.
+-- In the state, `resets` are the times of the reset at which the span began, and of later resets. Later times than
+-- these are taken to be `gap` apart: the period, or the least time between two ticks that were sent.
 
 do
 
--- calendar_resets returns three values: a list of the newest tick in effect and all later ones, or nothing if either
--- that one or two later ones are missing; the last tick; and the least time between two ticks.
+-- calendar_resets returns three values: a list of the newest tick in effect and all later ticks, or nothing if that
+-- tick is missing or fewer than two are later; the last tick; and the least time between two ticks.
 local function calendar_resets(ticks, margin, now)
   local resets, last, gap = {false}, -MOST, MOST
   for seconds in gmatch(ticks, '%d+') do

@@ -23,7 +23,7 @@
 --                weight     in thousandths
 --                tag        of its tenant at ROOT, if no window counts by other attributes; else 0
 --                suffix     of the node where it waits, and
---                rank       of its first ticket there. If it waits nowhere, suffix is "-", and rank says nothing
+--                rank       of its first ticket there. If it waits nowhere, suffix is "-", and rank has no meaning
 --                suffixes   of its scopes, narrow to broad, joined by "+"
 --                settings   the tenant's own parameters (windows.lua)
 --   f:FLOW     sorted set: the tickets of a flow by rank
@@ -41,12 +41,12 @@
 --                first      the first appointment of servers that will ask; `last` is the last one
 --                server     the first name, in the alphabet, of the queues that are asked for together
 --                since      since when tickets wait for slots, 0 if they do not; `taken` is the number of
---                           those taken since then (line_appointments.lua)
+--                           tickets taken since then (line_appointments.lua)
 --                priority   of asynq.Config
 --                rescan     the cursor of the scan that makes nodes due after limits changed; "-": it is done
 --   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
 --   k          sorted set: processes by the time of a take that they have not acknowledged
---   k:PROCESS  string: what the process took last
+--   k:PROCESS  string: the last take of the process
 -- A line without tickets has no keys but k, k:PROCESS and s:SUFFIX. Keys expire 400 days after their last change, as
 -- a ticket may wait as long as its task; k:PROCESS if empty or of claims after a minute, s:SUFFIX with its windows.
 --

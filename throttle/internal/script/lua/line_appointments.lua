@@ -5,7 +5,7 @@
 -- appointments are SPACING apart.
 --
 -- `since` of a queue's record is the time since which every take has left tickets that fit, 0 if the last
--- one did not. `taken` is the number of tickets taken since then, about: after a minute the older half is forgotten.
+-- take did not. `taken` is the number of tickets taken since then, about: after a minute the older half is forgotten.
 
 local appointments = {
   SPACING = 7000,   -- us between appointments
@@ -28,14 +28,14 @@ function appointments.nudge(q, now, time)
   return 1
 end
 
--- next returns a server's next appointment, if the next ticket may fit at `time`. `before` is its previous one: it
--- keeps that if it lies between `time` and the queue's latest one, and another server comes by `time`.
-function appointments.next(q, now, time, before)
+-- next returns a server's next appointment, if the next ticket may fit at `time`. It keeps the last one,
+-- `previous`, if that lies between `time` and the queue's latest one, and another server comes by `time`.
+function appointments.next(q, now, time, previous)
   if time <= now then return now end
   local spacing = appointments.SPACING
   time = min(time, now + appointments.LATEST)
-  if q.first <= time and time <= before and before <= q.last then return before end
-  if q.last == before or time < q.first then
+  if q.first <= time and time <= previous and previous <= q.last then return previous end
+  if q.last == previous or time < q.first then
     q.first, q.last = time, time
   else
     local last = q.last
@@ -60,7 +60,7 @@ function appointments.took(q, now, n, full)
   end
 end
 
--- slot_at returns when a slot is expected for a ticket behind `position` others of its flow, or 0 if tickets do not
+-- slot_at returns when a slot is expected for a ticket after `position` others of its flow, or 0 if tickets do not
 -- wait for slots, or too little is known.
 function appointments.slot_at(q, now, flow, position)
   local span = now - q.since

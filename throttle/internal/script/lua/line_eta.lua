@@ -1,14 +1,14 @@
 -- line_eta.lua: when a ticket is expected to start, and when at the latest.
 --
 -- new_eta(L) -> expected, a function:
---   expected(flow, list, from, costs, behind, all_first, fits) -> expected, latest, binds, earliest
---     of a ticket with these costs after all tickets of the flow, or after `behind` of them. list are the
+--   expected(flow, list, from, costs, position, all_first, fits) -> expected, latest, binds, earliest
+--     of a ticket with these costs after all tickets of the flow, or after `position` of them. list are the
 --     flow's scopes, and `from` is their time. all_first: all tickets that wait at the scopes go first, as for
 --     a request without a ticket. fits, if any, gets by window when the costs fit there, 0 for at once
 --
 -- Until a ticket starts, the first of all waiting tickets lacks room in a window. So the latest start is the sum of
 -- the windows' waits, if all go first that may, plus resets missed in one window while another delays tickets. It
--- is 0 if nobody knows how long leases are held. binds is the number of the window that delays the ticket for
+-- is 0 if it is unknown how long leases are held. binds is the number of the window that delays the ticket for
 -- longest, or 0. The earliest start is after the flow's own tickets: others may be gone by then.
 --
 -- Where all that waits fits now, so does the ticket. Where costs differ, windows are left with room that is too small
@@ -37,11 +37,11 @@ local function new_eta(L)
     return sum, most, least
   end
 
-  -- flow_units returns the units of a flow's first `behind` tickets, nil for all: at least, about, and at most.
-  local function flow_units(flow, unit, behind)
+  -- flow_units returns the units of a flow's first `position` tickets, nil for all: at least, about, and at most.
+  local function flow_units(flow, unit, position)
     local sum, least, most = units_of(flow, unit)
-    if behind == nil or behind >= flow.n then return sum, sum, sum end
-    return min(sum, behind * least), ceil(sum * behind / flow.n), min(sum, behind * most)
+    if position == nil or position >= flow.n then return sum, sum, sum end
+    return min(sum, position * least), ceil(sum * position / flow.n), min(sum, position * most)
   end
 
   -- share_of_others returns the units that other flows of the class take at shared scopes while the flow takes one,
@@ -63,8 +63,8 @@ local function new_eta(L)
 
   -- ahead_of returns how many of the `sum` units of the flow's class go first at a scope: at least, about, and
   -- at most. No ticket costs more than `largest`.
-  local function ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, one_scope)
-    local least, about, most = flow_units(flow, unit, behind)
+  local function ahead_of(flow, scope, unit, cost, position, sum, largest, all_first, one_scope)
+    local least, about, most = flow_units(flow, unit, position)
     local others = sum - units_of(flow, unit)
     if others == 0 or all_first or scope.spec.of_tenant then return least, about + others, most + others end
     local share, flows = share_of_others(flow)
@@ -91,7 +91,7 @@ local function new_eta(L)
     return time > at and scopes.later(list, time) or list, time
   end
 
-  return function(flow, all_scopes, from, costs, behind, all_first, fits) -- `expected`, as above
+  return function(flow, all_scopes, from, costs, position, all_first, fits) -- `expected`, as above
     local list, at = let_in(all_scopes, from, costs)
     local batch, one_scope = flow.batch, call.only_tenants and not list[2] -- the policy has only one
     local time, earliest, waits, binds, known, blocking, elapsed = from, at, 0, 0, true, 0, 0
@@ -114,7 +114,7 @@ local function new_eta(L)
           (not room and cost + all > 0 and algorithm.fits_at(st, at, cost, all, 1) > at) then -- else all fits now
           local fits_window, largest = windows.fits_window, max(most, other_most, cost)
           local least_before, ahead, most_ahead =
-            ahead_of(flow, scope, unit, cost, behind, sum, largest, all_first, one_scope)
+            ahead_of(flow, scope, unit, cost, position, sum, largest, all_first, one_scope)
           ahead = ahead + other_class(flow, other, other_most, ahead + cost, 0)
           most_ahead = most_ahead + other_class(flow, other, other_most, most_ahead + cost, idle)
           local each, pace, pace_most = 1, 0, 0
@@ -133,7 +133,7 @@ local function new_eta(L)
           if delay > 0 then late = late + delay + (late > at and st.gap or 0) end -- the window fills up after it
           local fit = max(pace, fits_window(scope, i, at, cost, ahead, each))
           if algorithm.release then
-            local leases, fits_at = st.before or st, algorithm.fits_at -- leases may be renewed
+            local leases, fits_at = st.present or st, algorithm.fits_at -- leases may be renewed
             known = known and (leases.hold > 0 or largest == 0 or fits_at(leases, at, largest, most_ahead, each) <= at)
           else
             earliest = max(earliest, cost > 0 and algorithm.fits_at(st, at, cost, least_before, each) or at)

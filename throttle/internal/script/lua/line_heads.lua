@@ -1,6 +1,6 @@
 -- line_heads.lua: at which node the first ticket of a flow waits, when that node is due, and how tickets leave.
 --
--- A flow waits at the narrowest scope without room for its first ticket, or at ROOT; a node is due when one may fit.
+-- A flow waits at the narrowest scope without room for its first ticket, or at ROOT. A node is due when a flow may fit.
 --
 -- new_heads(L) returns a table of the functions below.
 
@@ -56,7 +56,7 @@ local function new_heads(L)
       return scope or {suffix = 'w:tenant:' .. flow.tenant}, settings.paused, false
     end
     if settings and settings.free then return nil, at, false end
-    for s = 1, #list do -- what never fits does not wait, even for a narrower scope
+    for s = 1, #list do -- a ticket that never fits does not wait, even for a narrower scope
       for _, i in ipairs(list[s].failed and {} or list[s].spec.windows) do
         if by_window[i] > list[s].states[i].limit then return nil, at, true end
       end
@@ -68,12 +68,12 @@ local function new_heads(L)
       local numbers, ahead, owed = scope.spec.windows, scope.ahead, order and order.owed(flow, scope)
       for j = 1, #numbers do
         local i = numbers[j]
-        local window, st, cost, before, reserved = call.windows[i], scope.states[i], by_window[i], 0, 0
-        if ahead then before = ahead[window.unit] or 0 end
+        local window, st, cost, passed, reserved = call.windows[i], scope.states[i], by_window[i], 0, 0
+        if ahead then passed = ahead[window.unit] or 0 end
         if owed then reserved = owed.reserved[window.unit] or 0 end
-        local opens = opens_at(flow, scope, i, at, cost, before + reserved)
+        local opens = opens_at(flow, scope, i, at, cost, passed + reserved)
         if opens > at and reserved > 0 then
-          local alone = opens_at(flow, scope, i, at, cost, before)
+          local alone = opens_at(flow, scope, i, at, cost, passed)
           opens = min(opens, max(alone, owed.lapses), at + appointments.LATEST)
         end
         blocked_until = max(blocked_until, opens)

@@ -15,7 +15,7 @@ local function new_join(L)
   local function order() return made_once(new_order, L, {}, false) end
   local unwritten = false -- whether a ticket joined in this call that Redis does not know yet
 
-  -- flow_for returns the flow of a request: the one that waits, or a new one.
+  -- flow_for returns the flow of a request, a new one unless it waits.
   local function flow_for(r)
     local flow = L.flow_of(r.flow)
     if flow and flow.n > 0 then return flow end
@@ -85,7 +85,7 @@ local function new_join(L)
     if is_first or r.front or r.rank then put_flow(flow, id, rank, costs) end
   end
 
-  -- with_slots returns low, high and binds, or those of a handler slot if that is expected later.
+  -- with_slots returns low, high and binds, as of a handler slot if that is expected later.
   local function with_slots(flow, position, low, high, binds)
     local slot = appointments.slot_at(L.queue_of(flow.queue), now, flow, position)
     if slot > max(low, high) then return slot, 0, SLOTS end
@@ -140,14 +140,14 @@ local function new_join(L)
     L.flush()
     local key = P .. 'f:' .. flow.id
     local id = r.ticket or redis.call('ZRANGE', key, '-1', '-1')[1]
-    local behind = id and redis.call('ZRANK', key, id)
-    if not behind then return nil end
+    local position = id and redis.call('ZRANK', key, id)
+    if not position then return nil end
     local _, text = L.ticket(id)
     if L.flow_name(id) ~= flow.id then return nil end
     list, at = resumed(r, list, at)
     local low, high, binds =
-      expected(flow, list, at, windows.costs_of(call, text), behind, false, fits)
-    return with_slots(flow, behind, low, high, binds)
+      expected(flow, list, at, windows.costs_of(call, text), position, false, fits)
+    return with_slots(flow, position, low, high, binds)
   end
 
   -- refresh sets a flow's weight and settings to the request's.
@@ -177,7 +177,7 @@ local function new_join(L)
     end
   end
 
-  -- join puts the ticket of a request in line. It returns what a verb does (decide.lua).
+  -- join puts the ticket of a request in line. It returns the values of a verb (decide.lua).
   local function join(r, list, at, earlier_status)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
@@ -189,12 +189,12 @@ local function new_join(L)
     end
     list, at = resumed(r, list, at)
     local flow = flow_for(r)
-    local behind = nil
+    local position = nil
     if r.front then -- only tickets in front go before it
       L.flush()
-      behind = redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
+      position = redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
     end
-    local low, high, binds, earliest = expected(flow, list, at, costs, behind)
+    local low, high, binds, earliest = expected(flow, list, at, costs, position)
     if r.backlog and flow.n >= r.backlog then return 5, now, low, high, binds, 0 end
     local refused = (r.max_wait or r.deadline) and too_late(r, low, high, earliest)
     if refused then return refused, now, low, high, binds, 0 end
@@ -205,7 +205,7 @@ local function new_join(L)
     local q = L.queue_of(r.queue)
     enter(r, q, flow, costs, binds)
     local nudge = (r.rank or r.paused) and 0 or appointments.nudge(q, now, low)
-    low, high, binds = with_slots(flow, behind or flow.n - 1, low, high, binds)
+    low, high, binds = with_slots(flow, position or flow.n - 1, low, high, binds)
     return 3, now, low, high, binds, nudge
   end
 

@@ -1,20 +1,20 @@
 -- line_order.lua: who goes first at a scope: queues and classes.
 --
--- A side is the tickets of one class in one queue: docs/explanation/line.md says how sides share a scope. Here more:
+-- A side is the tickets of one class in one queue. docs/explanation/line.md explains how sides share a scope.
 --
--- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later if live ones wait.
+-- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later if live sides wait.
 --
--- Of a take's sides, the one with the least tag at ROOT is served; while that waits for a window, no other is. A take
+-- A take serves its side with the least tag at ROOT; while that side waits for a window, no other is served. A take
 -- also leaves room for a side of another server that goes first. If its ticket does not fit yet, and no window has
--- leases, that ends LATE after the ticket fits; else it is from LATE before the side's appointment to LATE after.
--- If live tickets delay a batch at a scope, it catches up at narrower ones: see note_grant_at.
+-- leases, the room lapses LATE after the ticket fits; else it is left from LATE before the side's appointment to LATE
+-- after. If live tickets delay a batch at a scope, it catches up at narrower scopes: see note_grant_at.
 --
 -- Key, after the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
 --              and 1 if both classes waited at the last grant
 --
--- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a reserve. What
--- is known of a scope is its standings: a row for each side that waits there, by queue and in a list; V; when the
+-- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a reserve. The
+-- standings of a scope are a row for each side that waits there, by queue and in a list; V; the time at which the
 -- next ticket of a batch goes; and the tags that were kept.
 
 local function new_order(L, names, strict)
@@ -120,7 +120,7 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- begin sets the tags of rows to the kept ones, but at least V. Batches lose theirs where live tickets are new.
+  -- begin sets the tags of rows to the kept tags, but at least V. Batches lose their tags where live tickets are new.
   local function begin(standings)
     local list, tags, v = standings.list, standings.tags, standings.v
     for name in pairs(tags) do
@@ -215,7 +215,7 @@ local function new_order(L, names, strict)
     owed.lapses = min(owed.lapses, lapses)
   end
 
-  -- owed returns what the flow has to leave to others at a scope, or nil: {reserved, lapses, opens}. It leaves the
+  -- owed returns the room that the flow leaves to others at a scope, or nil: {reserved, lapses, opens}. It leaves the
   -- units `reserved` until `lapses`, and waits until `opens` whether or not its costs fit.
   function order.owed(flow, scope)
     if not sides[2] and not flow.batch then return nil end
@@ -224,10 +224,10 @@ local function new_order(L, names, strict)
     local owed, live = nil, false
     for k = 1, #standings.list do
       local row = standings.list[k]
-      local before = row ~= own and goes_before(row, own)
-      if (before or own.class == BATCH and row.class == LIVE) and waits(standings, row) then
+      local goes_first = row ~= own and goes_before(row, own)
+      if (goes_first or own.class == BATCH and row.class == LIVE) and waits(standings, row) then
         live = live or row.class == LIVE
-        if before then
+        if goes_first then
           owed = owed or {reserved = {}, lapses = MOST, opens = nil}
           owe(owed, standings, row, own.account.tag)
         end
@@ -258,7 +258,7 @@ local function new_order(L, names, strict)
   end
 
   -- note_grant_at counts a grant at a scope. `delay` is the longest period (us) of the broader scopes at which live
-  -- tickets delayed this batch, 0 for none. It returns that of this scope and the broader ones.
+  -- tickets delayed this batch, 0 for none. It returns that period for this scope and the broader ones.
   local function note_grant_at(flow, scope, costs, delay)
     local standings, own = standings_of(flow, scope)
     if not standings then return delay end

@@ -47,7 +47,7 @@ local function new_take(L)
     elseif suffix == node.suffix then
       local i = #list
       while i > 0 and (list[i].score > score or list[i].score == score and list[i].rank > rank) do i = i - 1 end
-      -- If it is the last one of the list, flows that were not read may go before it.
+      -- If it is the last of the list, flows that were not read may go first.
       if i < #list or list.whole then table.insert(list, i + 1, flow) end
     end
   end
@@ -125,7 +125,7 @@ local function new_take(L)
           heads.due_by(node.queue, suffix, blocked and time or now)
           if L.order then L.order.moved(suffix) end
           local scope = node.shared and suffix == ROOT and call.open[node.suffix]
-          if scope then -- what the flow will take is not free for the next
+          if scope then -- the room that the flow will take is not free for the next
             local ahead = scope.ahead or {}
             for unit, cost in pairs(ticket.costs.units) do ahead[unit] = (ahead[unit] or 0) + cost end
             scope.ahead = ahead
@@ -173,13 +173,13 @@ local function new_take(L)
       if due_now(sides[i]) then left[#left + 1] = sides[i] end
     end
     while left[1] and steps > 0 do
-      local i, share, one, before = 1, 1, left[2] ~= nil, taken.n
+      local i, share, one, had = 1, 1, left[2] ~= nil, taken.n
       if one then i, share = L.order.first(left) end
       local q = left[i]
-      steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, one)
-      got[q] = (got[q] or 0) + taken.n - before
+      steps = visit(q, steps, ceil((want - had) * share) + 1, taken, want, one)
+      got[q] = (got[q] or 0) + taken.n - had
       -- Of several sides each is visited once more when the take is full, only to tell when its next ticket fits.
-      if not one or before >= want or not due_now(q) then table.remove(left, i) end
+      if not one or had >= want or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do
       local q = sides[i]
@@ -240,7 +240,7 @@ local function new_take(L)
         local soonest = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
         local due = soonest and soonest + 0 or now + appointments.LATEST
         if q.rescan ~= '-' then due = min(due, now + appointments.SPACING) end -- see look_at_changes
-        local only = q.first == appointment and q.last == appointment -- this process's, which gets another one
+        local only = q.first == appointment and q.last == appointment -- this process's, which gets another appointment
         if only and due > now then q.first, q.last = 0, 0 end
         if not first or due < time then first, time = q, due end
       end

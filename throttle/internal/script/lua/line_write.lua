@@ -3,7 +3,7 @@
 
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 local function add_writing(L)
-  -- send writes the scores of a sorted set by member, or the values of a hash by field. False ones are deleted.
+  -- send writes the scores of a sorted set by member, or the values of a hash by field. A false value deletes its name.
   local function send(key, values, sorted)
     local set, n, gone = {nil, nil, nil, nil}, 0, nil
     for name, value in pairs(values) do

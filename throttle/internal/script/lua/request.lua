@@ -5,7 +5,7 @@
 --   costs, costs_text  by window, and as text
 --   suffixes           the keys of its scopes; nil if r is `plain`, below
 --   known              if `lost` is set: the record of the last call of the process
---   old_costs          the costs of the reservation before this request, by window, if they were corrected
+--   old_costs          the reservation's costs until this request, by window, if they were corrected
 -- and of its line part, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
 --
 --   read_request(call, argv, from) -> r

@@ -1,4 +1,4 @@
--- request_more.lua: what verbs and lines share for requests that are not simply granted; a part of extras(call).
+-- request_more.lua: shared by verbs and lines, for requests that are not simply granted; a part of extras(call).
 --
 --   resumed(r, list, at) -> list, at           the scopes as they will be when the operators' pause of the
 --                                              request ends, and that time
@@ -60,7 +60,7 @@ local function denied(r, list, now, fits, time)
 end
 
 local function fields(r, list, now, fits, time, latest, binds, nudge)
-  local reply = {time = time, latest = latest or time, fits = fits or nil, before = r.old_costs}
+  local reply = {time = time, latest = latest or time, fits = fits or nil, old_costs = r.old_costs}
   if binds ~= 0 then reply.binds = binds end
   if nudge == 1 then reply.nudge = true end
   if now > call.now then reply.behind = now - call.now end

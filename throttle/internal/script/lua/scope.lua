@@ -6,7 +6,7 @@
 -- `last` is the Redis time of the newest change: time never runs backwards from it. Sections that are not windows of
 -- this policy are kept in scope.sections, by label, until they expire. Labels that begin with "!" are upstream.lua's.
 -- The others are windows that only an older or a newer policy has: their counts stay. If a window's period has changed,
--- that of the call's policy counts. What a call with a shorter period has dropped stays lost.
+-- the period of the call's policy counts. Units that a call with a shorter period has dropped stay lost.
 --
 -- algorithms[kind], each in a file of its own, is a table of
 --   load(p1, p2, p3, p4, now, data, from, to) -> st, clock_off
@@ -25,8 +25,8 @@
 --   give_back(st, now, at, cost, id)
 --                                  gives back units that were taken at `at` and still count
 --   resets_at(st, now) -> time     when no unit is counted any more
---   payload(st, now) -> bytes      or three strings to be joined by the caller, as every copy of a long
---                                  one costs time
+--   payload(st, now) -> bytes      or three strings that the caller joins, as every copy of a long string
+--                                  costs time
 -- and, where the algorithm has them:
 --   opens_at(st, now) -> time      when a full window may have room, if nothing is given back until then
 --   release(st, now, at, cost, id) -> units, and renew(st, now, cost, id, waits) -> units
@@ -34,7 +34,7 @@
 --                                  0 if there was no lease, or it was not renewed
 --   kept_until(st, now) -> time    until when the state is of use, if that is later than resets_at
 --   grants(st, at) -> text         the grants at `at` or later: "TIME/UNITS,..."
---   drains                         true if room comes back evenly: line_eta.lua assumes that none stays unused
+--   drains                         true if room comes back evenly: line_eta.lua assumes that no room stays unused
 
 local scopes
 do
@@ -88,13 +88,13 @@ end
 
 -- reload loads the states again, as of a later time or by other parameters.
 local function reload(scope, now)
-  local list, before, call = scope.spec.windows, scope.now, scope.call
+  local list, earlier, call = scope.spec.windows, scope.now, scope.call
   scope.now, call.generation = now, call.generation + 1
   for j = 1, #list do
     local i = list[j]
     local st, algorithm = scope.states[i], call.windows[i].algorithm
-    local kept = (algorithm.kept_until or algorithm.resets_at)(st, before)
-    local payload = kept > before and concat({algorithm.payload(st, before)})
+    local kept = (algorithm.kept_until or algorithm.resets_at)(st, earlier)
+    local payload = kept > earlier and concat({algorithm.payload(st, earlier)})
     load_window(scope, i, payload, 1, payload and #payload)
   end
 end
@@ -195,7 +195,7 @@ scopes = {
   read = read,
   reload = reload,
 
-  -- later returns copies of scopes as they will be at a time, if no grant or renewal comes. st.before: leases of now.
+  -- later returns copies of scopes as they will be at a time, if no grant or renewal comes. st.present: leases of now.
   later = function(list, time)
     local copies = {}
     for s = 1, #list do
@@ -204,7 +204,7 @@ scopes = {
       copy.states = {}
       for i, st in pairs(list[s].states) do copy.states[i] = st end
       reload(copy, time)
-      for i, st in pairs(list[s].states) do copy.states[i].before = st.before or st.lease and st end
+      for i, st in pairs(list[s].states) do copy.states[i].present = st.present or st.lease and st end
       copies[s] = copy
     end
     return copies

@@ -13,7 +13,7 @@
 -- every period would start later each time, by the time between the grants that were merged.
 --
 -- In the state, `time` and `units` are the newest entry, 0 if there is none. The others are log.data[first .. last],
--- a part of the value as it was read, and then log.tail: the entry that was the newest before, or nothing.
+-- a part of the value as it was read, and then log.tail: the last newest entry, or nothing.
 
 do
 
@@ -35,7 +35,7 @@ algorithms['s'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
     local st = {limit = p1, period = p2, used = 0, time = 0, units = 0, log = nil}
     if not data then return st end
-    local first, last = from + 7, to - ENTRY -- of the entries before the newest one
+    local first, last = from + 7, to - ENTRY -- of the entries without the newest one
     if last + 1 < first or (last + 1 - first) % ENTRY ~= 0 then return nil end
     local dead, time = now - p2, unpack7(data, last + 1)
     if time <= dead then return st end

@@ -3,8 +3,8 @@
 -- KEYS and the beginning of ARGV: windows.lua. Then
 --   1 most      how many tickets, 0 to 64
 --   2 id_base   14 hex digits: a reservation's id is these and 2 more, its ticket's number from 1
---   3 queues    how many; 0: the take before is acknowledged, and nothing is taken
---   4 paused    when operators' pause of the policy ends (us), 0 for none: no ticket leaves before
+--   3 queues    how many; 0: the last take is acknowledged, and nothing is taken
+--   4 paused    when operators' pause of the policy ends (us), 0 for none: until then no ticket leaves
 --   5 strict    1 if their priorities are strict, else 0
 --   then the queues, the most important first, each as "priority queue"
 -- reply at, next, id_base, then for each ticket its text, when it was granted (us), and what each window has counted:
@@ -15,10 +15,10 @@
 --          had not all its scopes, or by now its tenant is exempt or the policy observes. If it joined by
 --          scopes that the policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes
 --
--- What was taken is kept until the next call of the process acknowledges it. The same call, repeated, gets the same
--- tickets, with the time of now, and zeros for what windows have counted; if it took none, `next` is now. What is
--- not acknowledged for 5 s is put back by the next take of another process. The number of the last call is kept for
--- a minute: a copy of a call that comes late takes nothing.
+-- Taken tickets are kept until the next call of the process acknowledges them. The same call, repeated, gets the same
+-- tickets, with the time of now, and zeros for the counts of windows; if it took none, `next` is now. Tickets that are
+-- not acknowledged for 5 s are put back by the next take of another process. The number of the last call is kept for
+-- a minute: a late copy of a call takes nothing.
 --
 -- Keys: k and k:PROCESS (line.lua). The latter begins with seq(7) at(7) next(7) id_base(14). Then come for each
 -- ticket "TEXT weight suffixes;settings", a tab and when it was granted unless that is `at`, and an end of line.
@@ -40,14 +40,14 @@ local function remember(next_time, tickets, ttl)
   return {now, next_time, id_base}
 end
 
--- Of the record of the last take only the beginning is read: the tickets are long.
-local before, appointment = redis.call('GETRANGE', own_key, '0', '35'), 0
-local unacknowledged = #before > 35 -- it took tickets
-if #before > 0 then
-  local last = unpack7(before, 1)
+-- Only the beginning of the last take's record is read: the tickets are long.
+local beginning, appointment = redis.call('GETRANGE', own_key, '0', '35'), 0
+local unacknowledged = #beginning > 35 -- it took tickets
+if #beginning > 0 then
+  local last = unpack7(beginning, 1)
   if last == seq then
     if not unacknowledged then return {now, now, id_base} end -- it took none: ask at once
-    local out, taken_at = {now, unpack7(before, 15), sub(before, 22, 35)}, unpack7(before, 8)
+    local out, taken_at = {now, unpack7(beginning, 15), sub(beginning, 22, 35)}, unpack7(beginning, 8)
     local tickets = redis.call('GETRANGE', own_key, '35', '-1')
     for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
       out[#out + 1] = text
@@ -57,7 +57,7 @@ if #before > 0 then
     return out
   end
   if last > seq then return {now, 0, id_base} end -- a late copy: its caller has given up
-  appointment = unpack7(before, 15)
+  appointment = unpack7(beginning, 15)
   if unacknowledged then redis.call('ZREM', P .. 'k', process) end -- this call acknowledges it
 end
 

@@ -1,12 +1,12 @@
--- upstream.lua: answers of the upstream about a scope, in sections of its value after the windows'. Their
--- labels begin with "!", and their payloads are fields (codec.lua).
+-- upstream.lua: answers of the upstream about a scope. Its value has them in sections that follow the windows'
+-- sections. Their labels begin with "!", and their payloads are fields (codec.lua).
 --
 --   !p      a pause: ends, reported, tenant, cause, reporter
---           Nothing is granted before `ends`. `reported` is the time of the report, `tenant` is the one whose
---           call was refused, `cause` the upstream's word for it.
+--           Nothing is granted until `ends`. `reported` is the time of the report, `tenant` made the call
+--           that was refused, and `cause` is the upstream's word for it.
 --   !rUNIT  the units that the upstream has left: left, at, resets, grants
 --           `left` units (below 0: none) are left until `resets`, by the answer to a call that was granted at the time
---           `at`. `grants` are the later ones without an answer: "TIME/UNITS,...".
+--           `at`. `grants` are later grants without an answer: "TIME/UNITS,...".
 --           They are noted after the reset too, for the first answer of the next period.
 --   !a      the rate of the scope after refusals: next, spread, cut, peak, from, last, wait, since, refusals
 --           Until `spread`, grants are spread, at a part of the published rate: the next one may go at `next`.
@@ -28,7 +28,7 @@ local function new_upstream()
   local SPREAD = 60 -- times ten_calls, for which grants are spread after a refusal
   local SECOND, MINUTE = 1000000, 60000000
   local LATE = 20000 -- us by which late requests may catch up
-  local GRANTS = 1500 -- bytes of later grants that are noted; older ones count as answered
+  local GRANTS = 1500 -- bytes of `grants`: older grants count as answered
 
   -- state_of returns the fields of a section, or false if there is none or it has expired.
   local function state_of(scope, label, now)
@@ -71,17 +71,17 @@ local function new_upstream()
   local function adapt(scope, now, at, wait, guess)
     local period, _, ten_calls = shortest(scope)
     if not period then return nil end
-    local before, span = state_of(scope, ADAPTED, now), min(period, MINUTE)
-    local ended = before and before.last + before.wait -- the pause after the last refusal
-    if at == 0 then at = before and now < ended and before.last or now end -- the time of the grant is not known
-    if before and at <= before.last then return guess > 0 and 0 or wait, false end
+    local known, span = state_of(scope, ADAPTED, now), min(period, MINUTE)
+    local ended = known and known.last + known.wait -- the pause after the last refusal
+    if at == 0 then at = known and now < ended and known.last or now end -- the time of the grant is not known
+    if known and at <= known.last then return guess > 0 and 0 or wait, false end
     if guess > 0 then
       wait = min(span / 8, SECOND)
-      if before and now < ended + span / 2 then wait = min(2 * before.wait, span) end
+      if known and now < ended + span / 2 then wait = min(2 * known.wait, span) end
       wait = min(ceil(wait), guess)
     end
-    local a, changes = before or {cut = now, since = now, refusals = 0, next = 0}, not before
-    if before and at > a.cut + span / 2 then
+    local a, changes = known or {cut = now, since = now, refusals = 0, next = 0}, not known
+    if known and at > a.cut + span / 2 then
       a.peak, a.cut, a.from = floor(rate_at(a, now, ten_calls) * KEEP * PARTS), now, now + wait
       changes = true
     end
@@ -160,20 +160,20 @@ local function new_upstream()
   -- grants begin to be spread, or a pause began. A guessed pause of a scope that adapts is no news.
   local function pause(scope, now, r)
     local refused, spread, changes = r.refused, nil, nil
-    local wait, guess, before = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)
+    local wait, guess, paused = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)
     if refused.adapt then
       spread, changes = adapt(scope, now, r.at, wait, guess)
       if spread == 0 then return false end
       wait = spread or wait
     end
     -- Exempt tenants call during a pause, and may be refused. The longest pause counts.
-    if not before or before.ends < now + wait then
+    if not paused or paused.ends < now + wait then
       put(scope, PAUSE, now + wait, {
         ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, reporter = refused.reporter,
       })
     end
     if spread and guess > 0 then return changes end
-    return not before or changes or false
+    return not paused or changes or false
   end
 
   -- add_reply merges a scope into a reply: the longest pause; the lowest adapted rate, with its window, in millionths of
@@ -229,11 +229,11 @@ local function new_upstream()
         if units > most then log, most = grants, units end
       end
     end
-    local before, resets = state_of(scope, LEFT .. left.unit, now), now + left.reset
-    if before and at < before.at then return end
-    local grants, sum = unanswered(before and before.grants or log, at, cost)
+    local known, resets = state_of(scope, LEFT .. left.unit, now), now + left.reset
+    if known and at < known.at then return end
+    local grants, sum = unanswered(known and known.grants or log, at, cost)
     put(scope, LEFT .. left.unit, resets + left.reset, {
-      left = min(left.units - sum, before and at == before.at and now < before.resets and before.left or MOST),
+      left = min(left.units - sum, known and at == known.at and now < known.resets and known.left or MOST),
       at = at, resets = resets, grants = grants,
     })
   end

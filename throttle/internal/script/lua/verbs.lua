@@ -8,7 +8,7 @@
 --                                     of the first such correction
 --
 -- Added units are given back as if all had been added at the first correction, so that no units of other reservations
--- are given back. Where those of that time count no more, units of later corrections count until they expire.
+-- are given back. Where units of that time count no more, units of later corrections count until they expire.
 --
 -- new_verbs(call) returns all verbs by name; verb(op) returns one. replace gives back the grant that a request replaces.
 
@@ -109,7 +109,7 @@ local function new_verbs(call)
     return time
   end
 
-  -- costs_now returns the costs by window. Corrected ones go into the answer: the caller may know earlier ones.
+  -- costs_now returns the costs by window. Corrected costs go into the answer: the caller may know earlier costs.
   local function costs_now(r, fate)
     local costs = {}
     for i, window in ipairs(call.windows) do costs[i] = fate.settled[window.name] or r.costs[i] end
@@ -117,7 +117,7 @@ local function new_verbs(call)
     return costs
   end
 
-  -- refund gives back units of a time up to now. Of a later one no state has any: the clock was set back.
+  -- refund gives back units of a time up to now. No state has units of a later time: the clock was set back.
   local function refund(algorithm, st, now, at, units, id)
     if units > 0 and at <= now then algorithm.give_back(st, now, at, units, id) end
   end

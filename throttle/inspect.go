@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// An Expectation says when the tickets of one flow are expected to start, or when those of a request would be.
-// Package inspect makes its views of Expectations.
+// An Expectation describes when the tickets of one flow are expected to start, and by which windows they are counted.
+// Package inspect makes its views of Expectations. Each is filled in once.
 type Expectation struct {
 	// Flow is the name of the flow in its line. By default it is the flow of the Request.
 	Flow string

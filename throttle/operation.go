@@ -3,6 +3,7 @@ package throttle
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -24,6 +25,62 @@ type operation struct {
 	free bool     // the tenant is exempt, or the policy observes
 	keys []string // of the scopes
 	verb string   // by which it reserves: script.Reserve, Exempt or Observe
+}
+
+func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
+	cp, err := l.policyFor(r.Policy, r.Tenant, false)
+	if err != nil {
+		return nil, err
+	}
+	return l.checkedFor(ctx, cp, r)
+}
+
+func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
+	if r.Ticket.ID == "" && r.Ticket.Queue != "" {
+		return nil, r.bad("ticket", "", "must have an ID")
+	}
+	t, err := l.tenant(ctx, cp, r.Tenant)
+	if err != nil && !silent(ctx) { // else FailOpen decides
+		return nil, err
+	}
+	o, err := cp.newOperation(r, t)
+	if err != nil {
+		return nil, err
+	}
+	return o, o.checkCosts()
+}
+
+// tenant returns the settings of a tenant. With an error it returns the policy's, which corrections and
+// releases use: giving the units back matters more than the tenant's own limits.
+func (l *Limiter) tenant(ctx context.Context, cp *compiledPolicy, name string) (effectiveTenant, error) {
+	t, err := l.configuredTenant(ctx, cp, name)
+	if err != nil {
+		t = cp.Tenants[name]
+	}
+	return l.interventions.Load().applyTo(cp, name, t), err
+}
+
+// configuredTenant asks the TenantFunc, and then the policy.
+func (l *Limiter) configuredTenant(ctx context.Context, cp *compiledPolicy, name string) (t Tenant, err error) {
+	if l.config.Tenants == nil {
+		return cp.Tenants[name], nil
+	}
+	defer func() {
+		if value := recover(); value != nil {
+			l.logPanic("Tenants", value)
+			hint := fmt.Sprintf("Config.Tenants panicked: %v", value)
+			err = &RequestError{Policy: cp.Name, Field: TenantAttribute, Value: name, Hint: hint}
+		}
+	}()
+	t, found, err := l.config.Tenants(ctx, cp.Name, name)
+	switch {
+	case err != nil:
+		return t, fmt.Errorf("throttle: policy %q: looking up tenant %q: %w", cp.Name, quote.Short(name), err)
+	case !found:
+		return cp.Tenants[name], nil
+	}
+	t = t.withDefaults()
+	return t, errors.Join(cp.checkTenant(name, t)...)
 }
 
 // newOperation prepares a request. A request without a Policy is about what all tenants share, or about a grant that

@@ -118,16 +118,15 @@ type call struct {
 
 // NewGroup returns a group of one line.
 func (r *Runner) NewGroup() *Group {
-	process := NewID() // the script keeps the results of the last call under this name
-	return &Group{decide: func(
-		ctx context.Context, p *Policy, seq int64, requests []Request, args []any,
-	) (answers []Answer, err error) {
+	g, process := &Group{}, NewID() // the script keeps the results of the last call under this name
+	g.decide = func(ctx context.Context, p *Policy, seq int64, requests []Request, args []any) (answers []Answer, err error) {
 		err = r.call(ctx, p, "decide", process, seq, args, func(reply []any) (n int, err error) {
 			answers, err = p.readAnswers(reply, requests)
 			return len(answers), err
 		})
 		return answers, err
-	}}
+	}
+	return g
 }
 
 // room returns how many requests one call may carry.

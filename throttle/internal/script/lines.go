@@ -62,8 +62,10 @@ func (r *Runner) Forget(ctx context.Context, line string, attributes []string, t
 		return r.Client.Del(ctx, key).Result()
 	}
 	client := r.Client
-	if cluster, ok := client.(*redis.ClusterClient); ok { // all keys of a line are on one node
-		if client, err = cluster.MasterForKey(ctx, key); err != nil {
+	if c, ok := client.(interface {
+		MasterForKey(context.Context, string) (*redis.Client, error)
+	}); ok {
+		if client, err = c.MasterForKey(ctx, key); err != nil { // all keys of a line are on one node
 			return 0, err
 		}
 	}
@@ -90,8 +92,8 @@ func ScanAll(ctx context.Context, client redis.UniversalClient, pattern string, 
 			}
 		}
 	}
-	if cluster, ok := client.(*redis.ClusterClient); ok {
-		return cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
+	if c, ok := client.(*redis.ClusterClient); ok {
+		return c.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return scan(ctx, node) })
 	}
 	return scan(ctx, client)
 }

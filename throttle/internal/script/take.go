@@ -89,9 +89,8 @@ func (r *Runner) NewTaker() *Taker {
 	return &Taker{Claims: "!" + process, take: take, turn: make(chan struct{}, 1), answered: true}
 }
 
-// Take sends one take. If the context ends it returns at once, and the next take gets the tickets of this
-// one. Without queues it only acknowledges the tickets of the last take, if that has an answer and they
-// are not acknowledged.
+// Take sends one take. If the context ends it returns at once, and the next take gets the tickets of this one. Without
+// queues it only acknowledges the tickets of the last take, if that has an answer and they are not acknowledged.
 func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, error) {
 	if err := ctx.Err(); err != nil {
 		return Taken{}, err

@@ -1,4 +1,4 @@
--- request.lua: reads one request of a call, and grants it. Most calls do not need the functions of request_more.lua.
+-- request.lua: reads one request of a call. Most calls do not need the functions of request_more.lua.
 --
 -- A request r is a table with the values and fields of decide.lua that were sent. The others are nil, but ticket is
 -- false, and at and hold are 0. It also has:
@@ -10,9 +10,6 @@
 --
 --   read_request(call, argv, from) -> r
 --   read_line_part(r)                  reads the part that only a line needs
---   lease_id(call, id) -> bytes        the 8 bytes by which leases know a reservation, from its 16 hex digits;
---                                      nil if no window holds its grants
---   grant(call, r, list, now)          charges the costs
 --
 -- Of the call, two fields belong to decide.lua and its verbs:
 --   line    the functions of line_join.lua, if the call has set them up
@@ -45,14 +42,4 @@ local function read_request(call, argv, from)
   r.op, r.costs, r.costs_text, r.line_part = argv[from], windows.costs_of(call, costs_text).windows, costs_text, part
   if call.line then read_line_part(r) end
   return r
-end
-
-local function lease_id(call, id)
-  if not call.leases then return nil end
-  return (string.gsub(id, '..', function(hex) return char(tonumber(hex, 16)) end))
-end
-
-local function grant(call, r, list, now)
-  windows.charge(call, list, r.costs, now, r.hold, lease_id(call, r.id))
-  call.dirty = true
 end

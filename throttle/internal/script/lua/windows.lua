@@ -111,6 +111,18 @@ windows = {
 }
 end
 
+-- lease_id returns the 8 bytes by which leases know a reservation, from its 16 hex digits; nil without leases.
+local function lease_id(call, id)
+  if not call.leases then return nil end
+  return (string.gsub(id, '..', function(hex) return char(tonumber(hex, 16)) end))
+end
+
+-- grant charges the costs of a request (request.lua).
+local function grant(call, r, list, now)
+  windows.charge(call, list, r.costs, now, r.hold, lease_id(call, r.id))
+  call.dirty = true
+end
+
 -- read_policy returns the call that KEYS and ARGV describe.
 local function read_policy()
   local argv = ARGV

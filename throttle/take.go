@@ -84,7 +84,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	return taken, nil
 }
 
-// take takes by a taker: the one of calls that wait in place, or by default cp.taker, for queues.
+// take takes by the taker of calls that wait in place, or by default, for queues, by cp.taker.
 func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeRequest) (Taken, error) {
 	l := n.limiter
 	cp, err := l.policyOfLine(n.name, true)

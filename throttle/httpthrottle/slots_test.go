@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -163,6 +164,7 @@ func TestASwitchedConnectionIsHeldToo(t *testing.T) {
 		expect.Err(t, both.(interface{ CloseWrite() error }).CloseWrite(), errors.ErrUnsupported) // as by a pipe
 		cancel()
 		expect.That(t, expect.ErrOf(both.Read(heard)) != nil, "it goes on without a slot")
+		synctest.Wait() // the release is under way
 		limitertest.WantUsed(t, l, throttle.Request{Policy: "api"}, 0)
 		both.Close()
 	})

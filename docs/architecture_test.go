@@ -152,7 +152,7 @@ func TestValuesAreNamedAfterTheirType(t *testing.T) {
 
 // A walk says how many files its table has, and how many rows come back to a file that stood further up.
 func TestWalksAreCounted(t *testing.T) {
-	said := regexp.MustCompile(`(\d+) files, (\d+) returns`)
+	said := regexp.MustCompile(`(\d+) files, (\d+) return`)
 	row := regexp.MustCompile("^\\| `([^`]+)` \\|")
 	walks := 0
 	for _, section := range strings.Split(files(t, ".md")["docs/architecture.md"], "\n### ") {
@@ -171,7 +171,7 @@ func TestWalksAreCounted(t *testing.T) {
 			}
 		}
 		name, _, _ := strings.Cut(section, "\n")
-		expect.Equal(t, fmt.Sprintf("%s: %d files, %d returns", name, len(seen), returns), name+": "+m[0])
+		expect.Equal(t, fmt.Sprintf("%s: %d files, %d return", name, len(seen), returns), name+": "+m[0])
 	}
 	expect.Equal(t, walks, 3)
 }

@@ -25,14 +25,15 @@ type Expectation struct {
 	// Ticket is the name of a ticket in the line. The default is the last one of the flow.
 	Ticket string
 
-	// Request is that of the Flow, as far as it is known there. Without either, only what all tenants share is asked.
+	// Request is that of the Flow, as far as it is known there. Without a Flow or a Request.Policy, only what all tenants
+	// share is asked.
 	Request Request
 
 	// Ask asks Redis. Without it, all windows count as empty.
 	Ask bool
 
 	Decision Decision // AlreadyQueued: it waits
-	Err      error    // a *RequestError: the rest is not known
+	Err      error    // a *RequestError: the Decision is not known
 	Policy   Policy   // of the line
 	Removed  bool     // the policy is in force no more
 	Settings Tenant   // of its tenant, with a Weight, as operators have changed them
@@ -40,7 +41,7 @@ type Expectation struct {
 	Pauses   []Pause  // by operators, in force: of the policy, and of the tenant
 }
 
-// Expect fills in what is expected of flows or requests. It changes nothing. Errors are Take's and the TenantFunc's.
+// Expect fills in expectations. It changes nothing. Errors are Take's and the TenantFunc's.
 func (n *Line) Expect(ctx context.Context, expectations ...*Expectation) error {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {

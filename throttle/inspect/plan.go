@@ -40,7 +40,7 @@ type PlanOptions struct {
 
 // Slots limit how many requests of some queues run at once. Slots of other queues are not simulated.
 type Slots struct {
-	Count  int
+	Count  int // at least 1
 	Queues []string
 }
 

@@ -59,9 +59,9 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 	return sim
 }
 
-// limit returns a window's limit to plan by. The options may set the least limit of a name: all change by as much.
+// limit returns a limit to plan by. The options may set the one in Snapshot.Limits: others of its name change by as much.
 func (s *simulation) limit(window string, inForce int64) int64 {
-	return inForce + cmp.Or(s.PlanOptions.Limits[window], s.Snapshot.Limits[window]) - s.Snapshot.Limits[window]
+	return max(1, inForce+cmp.Or(s.PlanOptions.Limits[window], s.Snapshot.Limits[window])-s.Snapshot.Limits[window])
 }
 
 // Levels of windows. A ticket needs room at all of them.
@@ -174,7 +174,7 @@ func (l *simLine) window(e *throttle.Expectation, i int) *window {
 	if w := l.windows[key]; w != nil {
 		return w
 	}
-	set, side := e.Windows[i], algorithm.ByName[string(state.Algorithm)]
+	set, counter := e.Windows[i], algorithm.ByName[string(state.Algorithm)]
 	if e.Settings.Windows[set.Name].Limit == 0 {
 		set = set.With(throttle.Override{Limit: l.sim.limit(set.Name, set.Limit)})
 	}
@@ -182,11 +182,11 @@ func (l *simLine) window(e *throttle.Expectation, i int) *window {
 		Burst: set.Burst, Limit: set.Limit, Margin: set.Margin, Period: set.Period, Resets: set.Resets, Timezone: set.Timezone,
 	}
 	found := script.Sections(l.values[key[0]])
-	counted := algorithm.Counted{Now: l.sim.now, Hold: l.sim.hold, Payload: found[set.Name+side.Kind]}
-	w := &window{Simulated: side.Simulate(numbers, counted), name: set.Name, unit: set.Unit, held: side.Leases}
-	w.limit, w.level = side.Capacity(numbers), map[bool]int{true: sharedLevel, false: ownLevel}[set.Shared]
-	if side.Paced != nil && side.Paced(numbers) <= pacedPeriod {
-		w.each = float64(side.Paced(numbers).Microseconds()) / float64(w.limit)
+	counted := algorithm.Counted{Now: l.sim.now, Hold: l.sim.hold, Payload: found[set.Name+counter.Kind]}
+	w := &window{Simulated: counter.Simulate(numbers, counted), name: set.Name, unit: set.Unit, held: counter.Leases}
+	w.limit, w.level = counter.Capacity(numbers), map[bool]int{true: sharedLevel, false: ownLevel}[set.Shared]
+	if counter.Paced != nil && counter.Paced(numbers) <= pacedPeriod {
+		w.each = float64(counter.Paced(numbers).Microseconds()) / float64(w.limit)
 	}
 	json.Unmarshal([]byte(found["!p"]), w)
 	json.Unmarshal([]byte(found["!r"+state.Unit]), w)

@@ -22,8 +22,8 @@ type Decision struct {
 	// At is when the request was decided, by the clock of Redis.
 	At time.Time
 
-	// Binds is what delays the request for longest: the name of a window, ByPause, ByUpstream, ByLine or
-	// BySlots; empty if nothing does. If granted, it is what delayed the ticket, as expected at its join.
+	// Binds names the cause of the longest delay: a window, ByPause, ByUpstream, ByLine or BySlots; it is empty if
+	// nothing delays the request. If granted, it names what delayed the ticket, as expected at its join.
 	Binds string
 
 	// ClockBehind is how far the clock of Redis is behind the newest change of these windows: usually

@@ -50,7 +50,7 @@ type Config struct {
 	// the other fields' functions, and what package control puts in force. The default is slog.Default().
 	Logger *slog.Logger
 
-	// Name is how others know this process: a pause says who reported the refusal. It is at most
+	// Name identifies this process to others, such as in the pause after a refusal that it reported. It is at most
 	// MaxNameBytes. The default is the host's name, "/" and the process ID.
 	Name string
 

@@ -120,7 +120,7 @@ type Window struct {
 	// order. The default is the tenant.
 	Per []string
 
-	// Period is what Limit is for: 1ms to MaxPeriod. It is required, but Calendar and Concurrency have none.
+	// Period is the time in which Limit units are granted: 1ms to MaxPeriod. It is required, but Calendar and Concurrency have none.
 	Period time.Duration
 
 	// Resets says when a Calendar window starts again from 0, and is required there: a cron expression
@@ -133,7 +133,7 @@ type Window struct {
 	// Timezone is the time zone of Resets: a name of the IANA database. The default is "UTC".
 	Timezone string
 
-	// Unit is what the window counts, such as "tokens", spelled like a Name. The default is Requests.
+	// Unit names the units that the window counts, such as "tokens". It is spelled like a Name. The default is Requests.
 	Unit string
 }
 

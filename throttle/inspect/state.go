@@ -69,7 +69,7 @@ type State struct {
 	// the time of its turn there.
 	Windows []throttle.WindowState `json:"windows"`
 
-	// Binds is what delays the ticket for longest, or a tenant's last one, as throttle.LineDecision.Binds. Expected is when
+	// Binds names what delays the ticket for longest, or a tenant's last one, as throttle.Decision.Binds. Expected is when
 	// that ticket is expected to start, and Latest the upper bound of it: zero where none is known.
 	Binds    string    `json:"binds,omitempty"`
 	Expected time.Time `json:"expected,omitzero"`

@@ -61,7 +61,7 @@ type Status struct {
 
 	// Planned is when the last task was expected to end when the firing began. Finish is when it is expected to end
 	// now, which a scheduler that runs keeps up to date. It is zero if unknown, for instance after Pause or Cancel.
-	// Binds is what the last task waits for the longest: a window, or throttle.BySlots; empty if it waits for
+	// Binds names what the last task waits for the longest: a window, or throttle.BySlots; empty if it waits for
 	// nothing. Plan.Unknown lists what Planned and Finish do not count.
 	Planned time.Time `json:"planned,omitzero" redis:"planned"`
 	Finish  time.Time `json:"finish,omitzero" redis:"expected"`

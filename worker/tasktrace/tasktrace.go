@@ -68,7 +68,7 @@ func (t *Tracing) Headers(ctx context.Context, _ *asynq.Task) map[string]string 
 // returns nil, which they refuse.
 //
 // The span has the name sluice.wait and the attributes sluice.policy, sluice.tenant, sluice.task_type, sluice.task_id
-// and sluice.queue. sluice.window is what delayed it in line, if a window did. The span begins when the task was
+// and sluice.queue. sluice.window names the window that delayed it in line, if one did. The span begins when the task was
 // enqueued, by the clock of the client, also with ProcessAt. A retry reports no wait. A task that waits again without
 // a retry after its handler ran, such as when the upstream refused it, reports one more span since it was enqueued.
 func (t *Tracing) Middleware(next asynq.Handler) asynq.Handler {

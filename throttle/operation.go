@@ -141,7 +141,7 @@ func (o *operation) checkCosts() error {
 	}
 	if i := o.neverFits(); i >= 0 && !o.free {
 		w := o.windows[i]
-		hint := fmt.Sprintf("never fits: the window holds %d at most", w.capacity())
+		hint := fmt.Sprintf("never fits: the window grants %d at most", w.capacity())
 		return &RequestError{
 			Policy: o.Name, Window: w.Name, Field: "cost " + w.Unit, Value: o.request.CostOf(w.Unit), Hint: hint,
 		}

@@ -112,7 +112,7 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 		want string
 	}{
 		"no tenant":    {asynq.NewTask("x", nil), `worker: task type "x": no tenant, and policy "api" matches it: make the task with worker.NewTask, or set Config.Identify`},
-		"never fits":   {worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 6}}, "x", nil), `worker: task type "x": throttle: policy "api", window "window": cost requests 6: never fits: the window holds 5 at most`},
+		"never fits":   {worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": 6}}, "x", nil), `worker: task type "x": throttle: policy "api", window "window": cost requests 6: never fits: the window grants 5 at most`},
 		"no attribute": {worker.NewTask(worker.Identity{Tenant: "acme"}, "by-user", nil), `worker: task type "by-user": throttle: policy "by-user": attribute user "": must be 1 to 512 bytes: a window is counted by it`},
 		"unmatched":    {worker.NewTask(worker.Identity{Tenant: "acme"}, "y", nil), `worker: task type "y": no policy matches it: name it in a policy's Match`},
 		"bad tenant":   {header("tenant=%zz"), `worker: task type "x": header sluice-identity "tenant=%zz": invalid URL escape "%zz"`},

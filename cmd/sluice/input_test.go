@@ -88,7 +88,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 		{"no policy for a type", job("") + job(`,"type":"mail:send"`), roomy, nil,
 			`JOBS:2: type "mail:send": no policy in POLICIES matches it: must match one`},
 		{"cost too large", job("") + job(`,"cost":501`), roomy, nil,
-			`JOBS:2: throttle: policy "api", window "burst": cost requests 501: never fits: the window holds 500 at most`},
+			`JOBS:2: throttle: policy "api", window "burst": cost requests 501: never fits: the window grants 500 at most`},
 		{"unknown unit", job(`,"cost":{"tonnes":1}`), roomy, nil,
 			`JOBS:1: throttle: policy "api": cost tonnes 1: no window counts this unit, but requests, tokens`},
 		{"attribute", job(""), strings.Replace(roomy, "shared: true", "per: [user]", 1), nil,

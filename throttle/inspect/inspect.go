@@ -207,7 +207,7 @@ func (l *line) oldest(ctx context.Context, flows []*throttle.Expectation) map[st
 	})
 	oldest := map[string]time.Time{}
 	for _, t := range read(ctx, l, "t", script.ReadTicket, names...) {
-		if before, known := oldest[t.Flow]; !known || t.Since < before.UnixMicro() {
+		if since, known := oldest[t.Flow]; !known || t.Since < since.UnixMicro() {
 			oldest[t.Flow] = time.UnixMicro(t.Since)
 		}
 	}

@@ -17,7 +17,7 @@ const (
 	pacedPeriod = time.Minute
 	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
 	lapse       = int64(20 * time.Millisecond / time.Microsecond)
-	whole       = 1e8 // what a tag moves by for all that a window holds
+	whole       = 1e8 // what a tag moves by for all units of a window
 	slot        = 1e5 // and for a slot
 )
 

@@ -230,8 +230,8 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (s State, err
 				s.Since = time.UnixMicro(t.Since)
 			}
 			l.try(ctx, func(client redis.UniversalClient, prefix string) error {
-				before, err := client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()
-				if s.Position = before + 1; errors.Is(err, redis.Nil) { // it has just left
+				position, err := client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()
+				if s.Position = position + 1; errors.Is(err, redis.Nil) { // it has just left
 					s, err = State{}, nil
 				}
 				return err

@@ -74,11 +74,11 @@ func TestRequestsThatCanNeverBeGranted(t *testing.T) {
 		want   string
 	}{
 		"cost above the limit": {func(r *throttle.Request) { r.Cost = map[string]int64{"requests": 6} },
-			`throttle: policy "p", window "calls": cost requests 6: never fits: the window holds 5 at most`},
+			`throttle: policy "p", window "calls": cost requests 6: never fits: the window grants 5 at most`},
 		"cost above the tenant's limit": {func(r *throttle.Request) { r.Tenant, r.Cost = "small", map[string]int64{"requests": 3} },
-			`throttle: policy "p", window "calls": cost requests 3: never fits: the window holds 2 at most`},
+			`throttle: policy "p", window "calls": cost requests 3: never fits: the window grants 2 at most`},
 		"cost above the burst": {func(r *throttle.Request) { r.Cost = map[string]int64{"tokens": 11} },
-			`throttle: policy "p", window "spend": cost tokens 11: never fits: the window holds 10 at most`},
+			`throttle: policy "p", window "spend": cost tokens 11: never fits: the window grants 10 at most`},
 		"unknown unit": {func(r *throttle.Request) { r.Cost = map[string]int64{"bytes": 1} },
 			`throttle: policy "p": cost bytes 1: no window counts this unit, but requests, tokens`},
 		"unit that breaks lines": {func(r *throttle.Request) { r.Cost = map[string]int64{"a\nb": 1} },

@@ -58,8 +58,8 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 	expect.Require(t, err == nil && len(decisions) == len(requests), len(decisions), "decisions", err)
 	for i, want := range []string{
 		"10s", `throttle: policy "p": ticket "": must have an ID`,
-		`throttle: policy "p", window "own": cost requests 3: never fits: the window holds 2 at most`, "exempt",
-		`throttle: policy "p", window "own": cost requests 2: never fits: the window holds 1 at most`,
+		`throttle: policy "p", window "own": cost requests 3: never fits: the window grants 2 at most`, "exempt",
+		`throttle: policy "p", window "own": cost requests 2: never fits: the window grants 1 at most`,
 		`throttled: p/own, tenant a, 10s: may wait for 10s, longer than 9.999999s: context deadline exceeded`, "10s",
 		`throttled: p/own, tenant a, 20s: 2 wait already`, "20s",
 		`throttled: p/own, tenant a, 20s: too late for ` + soon.String(),

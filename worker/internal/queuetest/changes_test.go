@@ -126,7 +126,7 @@ func TestCutBelowTheCostOfWaitingTasks(t *testing.T) {
 		s.WantCounters(sitetest.Counters{Processed: costly + small, Failed: failed, Archived: failed})
 		archived := expect.Got(s.Inspector.ListArchivedTasks("default"))(t)
 		for _, task := range archived {
-			why := strings.Contains(task.LastErr, "cost requests 7: never fits: the window holds 6 at most")
+			why := strings.Contains(task.LastErr, "cost requests 7: never fits: the window grants 6 at most")
 			expect.That(t, why, task.ID, "failed by", task.LastErr)
 		}
 		s.WantNobodyInLine()

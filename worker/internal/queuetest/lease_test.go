@@ -198,7 +198,7 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 					var never *throttle.RequestError
 					want := throttle.RequestError{
 						Policy: "api", Window: policy.Windows[0].Name, Field: "cost requests", Value: row.reserve,
-						Hint: fmt.Sprintf("never fits beside the %d that the job holds: the window holds 2 at most", row.cost),
+						Hint: fmt.Sprintf("never fits beside the %d that the job holds: the window grants 2 at most", row.cost),
 					}
 					expect.That(t, errors.As(err, &never) && *never == want, "reserved:", err, ", want", &want)
 					s.WaitState(asynq.TaskStateArchived, "t")

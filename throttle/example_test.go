@@ -126,7 +126,7 @@ func ExampleLine() {
 		Name:    "llm",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour, Shared: true}},
 	})
-	ctx, line := context.Background(), limiter.Line("llm")
+	ctx, line := context.Background(), limiter.Line(limiter.LineOf("llm", "acme")) // one of several, with Policy.Shards
 	check := func(err error) {
 		if err != nil {
 			log.Fatal(err)
@@ -144,6 +144,9 @@ func ExampleLine() {
 		check(err)
 		for i, decision := range decisions {
 			fmt.Println("job", requests[i].Ticket.ID, "starts in", decision.RetryIn.Round(time.Hour))
+			if decision.Nudge {
+				fmt.Println("a server is woken: none asks by then")
+			}
 		}
 	}
 	join(requests...)
@@ -173,6 +176,10 @@ func ExampleLine() {
 			check(line.Refund(ctx, taken.Tickets[:1]))
 			continue
 		}
+		if t.NeverFits { // its limit was lowered
+			fmt.Println("job", t.ID, "fails")
+			continue
+		}
 		if time.Since(at) > time.Second || !line.Matches(t, r) { // it was held up, or has changed
 			d, err = line.ReserveAgain(ctx, t, r)
 			if check(err); !d.Granted {
@@ -192,8 +199,10 @@ func ExampleLine() {
 	e := &throttle.Expectation{Request: requests[2], Ask: true} // what a page about acme shows
 	check(line.Expect(ctx, e))
 	fmt.Println("acme's last job starts in", e.Decision.RetryIn.Round(time.Hour), "as", e.Decision.Binds, "binds")
+	check(line.Leave(ctx, requests[2].Ticket)) // somebody deletes it
 	// Output:
 	// job 1 starts in 0s
+	// a server is woken: none asks by then
 	// job 2 starts in 0s
 	// job 3 starts in 1h0m0s
 	// job 1 of acme

@@ -59,8 +59,8 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	return nil
 }
 
-// leave counts the tickets of a removed policy's line now and then: after none twice, Lines lacks it. It begins when
-// other processes know of the change: until then they may join it.
+// leave counts the tickets of a removed policy's line now and then. When it found none twice, Lines omits
+// it. It begins when other processes know of the change: until then they may join it.
 func (l *Limiter) leave(cp *compiledPolicy) {
 	cp.removed.Store(true)
 	time.AfterFunc(5*followWithin, func() {

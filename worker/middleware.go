@@ -142,7 +142,7 @@ func (s *Server) ask(ctx context.Context, a *attempt, r throttle.Request) (d thr
 	call := reserve
 	if verdict := a.Verdict; verdict != nil {
 		line := s.limiter.Line(verdict.Line)
-		// That a denied last attempt starts was not noted: only a take may grant it.
+		// The start of a denied last attempt is not noted in Redis: only a take, which notes it, may grant it.
 		denied := verdict.Decision.Queued && (verdict.Decision.Policy == r.Policy || a.Message.IsLastAttempt())
 		if denied || time.Since(verdict.DecidedAt) <= startWithin && line.Matches(verdict.TakenTicket, r) {
 			return verdict.Decision, nil

@@ -79,10 +79,10 @@ type window struct {
 	name   string  // or throttle.BySlots; empty for a pause
 	unit   string  // empty for slots, and for a pause
 	held   bool    // what it grants is held
-	each   float64 // us for which a unit of a batch keeps the next one back
-	paced  int64   // when the next of a batch goes
-	roomAt int64   // when one of a batch had room here last
-	owed   float64 // tickets that live ones owe to batches, for their share
+	each   float64 // us between two units of batches (pacing)
+	paced  int64   // when the next ticket of a batch may start
+	roomAt int64   // when a flow of a batch had room here last
+	owed   float64 // tickets of batches that go first, for their share
 
 	Ends         int64 // of a pause, also by the upstream: JSON fills it and the next two, as in upstream.lua
 	Left, Resets int64 // units that the upstream has left, until they reset; 0 and 0 if it has not said so
@@ -125,7 +125,7 @@ type side struct {
 
 	tag  float64             // where the turn of its next ticket ends
 	tags map[string]*float64 // of tenants
-	last float64             // of these: the tag of the last start
+	last float64             // the tenant's tag at the last start
 }
 
 // A simFlow is tickets that go one after the other.
@@ -136,8 +136,8 @@ type simFlow struct {
 	windows []*window // that its tickets count in, with the slots of its side
 
 	tickets []*tickets
-	key     float64          // until when it waits; on its side the tag by which it stands there
-	waited  map[string]int64 // us, by cause; while on its side, less simLine.waited as of its arrival: see wait, startOne
+	key     float64          // it orders flows: until when this one waits; on its side, the tag by which it goes
+	waited  map[string]int64 // us, by cause; on its side, less what simLine.waited was when it came: see wait, startOne
 }
 
 // flow returns the flow of an expectation.
@@ -299,8 +299,8 @@ func (f *simFlow) wait(t int64) {
 	}
 }
 
-// fits returns when the next ticket of a flow has room at a level, and the window that has room last: the others
-// have room by then, and keep it. Pauses, and the time from which on demands may start, have no name.
+// fits returns when the next ticket of a flow has room at a level, and the window that gets room last: windows that
+// have room keep it until then. Pauses, and the time from which on demands may start, have no name.
 func (f *simFlow) fits(t int64, level int) (at int64, name string) {
 	at = t
 	if open := f.line.sim.Open; level == ownLevel && open != nil && f.tickets[0].demand {

@@ -15,7 +15,7 @@ const (
 	// estimateEvery is how often the holder forecasts its firing.
 	estimateEvery = time.Second
 
-	// estimatePart: forecasts take at most 1/20 of the time, if one takes up to 1.5 s: see estimateMost.
+	// estimatePart times the duration of a forecast is the delay until the next one, at most estimateMost.
 	estimatePart = 20
 
 	// estimateMost is the longest delay between two forecasts.

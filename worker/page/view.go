@@ -104,7 +104,7 @@ type group struct {
 	Policies   []policyView
 }
 
-// A down describes that Redis does not answer.
+// A down is an outage of Redis, as the page shows it.
 type down struct {
 	Since, Good time.Time // since when, and when it answered last
 	Open        []string  // policies that run without limits

@@ -75,7 +75,7 @@ func (k *kit) Write(entry []byte) (int, error) {
 
 // spare leaves out calls that a worker repeats while nothing has changed: a script costs six times as much as
 // another command. An asynq server reports every 5 s what it does. If a report is the same as the last, spare
-// only renews that one's expiry. Of the looks for pending tasks, spare makes one a minute in any case.
+// only renews that one's expiry. One look for pending tasks a minute is made in any case.
 func (k *kit) spare(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	script, ok := cmd.(*redis.Cmd)
 	args := cmd.Args()

@@ -9,8 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Recover puts back a task whose server died, once asynq's recoverer has found it, and reports whether it did: not if
-// this process runs it by the call `running`. So asynq counts no retry, nor archives it: it joins its line in front.
+// Recover puts back a task whose server died, once asynq's recoverer has found it. It returns false if it did not, as
+// this process runs the task by the call `running`. A task that is put back uses no retry, and joins its line in front.
 //
 // A task without retries left goes back if it has not started: CheckActive notes that. Any other task goes back once in
 // its life, unless its lease was renewed: by asynq, every five seconds for started tasks, or by a pick-up that was

@@ -19,10 +19,10 @@ const (
 	// it were more, a task would cost Redis less, but would wait longer for the tasks of the same call.
 	takeMax = 48
 
-	// lookAhead: as many tasks are kept ready as slots become free in this time. So a task waits about so long for one.
+	// lookAhead: tasks are made ready for the slots that become free in this time. A task waits about as long for one.
 	lookAhead = 10 * time.Millisecond
 
-	// aheadFrom: if so many slots or more become free within lookAhead, tasks are taken before Next asks.
+	// aheadFrom slots or more that become free within lookAhead let serve take tasks before Next asks.
 	aheadFrom = 8
 
 	// bufferFor is how long a task is kept ready for a slot. After staleAfter it is not handed out: its lease ends soon.

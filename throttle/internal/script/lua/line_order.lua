@@ -2,7 +2,7 @@
 --
 -- A side is the tickets of one class in one queue. docs/explanation/line.md explains how sides share a scope.
 --
--- A side that begins to wait starts at V, the least tag of all that wait; a batch one ticket later if live sides wait.
+-- A side that begins to wait starts at V, the least tag there; a batch starts one ticket after V if live sides wait.
 --
 -- A take serves its side with the least tag at ROOT; while that side waits for a window, no other is served. A take
 -- also leaves room for a side of another server that goes first. If its ticket does not fit yet, and no window has
@@ -61,8 +61,8 @@ local function new_order(L, names, strict)
     standings.rows[side.q.queue] = row
   end
 
-  -- add_waiting adds a side's row if it has tickets waiting at a scope. Those of another
-  -- server that fit everywhere wait at ROOT, and want room of all scopes.
+  -- add_waiting adds a side's row if it has tickets waiting at a scope. Another server's tickets that fit at
+  -- every scope wait at ROOT, and still need room at each.
   local function add_waiting(standings, side, flow)
     local scope, name, mine = standings.scope, side.q.queue, side.of_take
     local suffix = scope.suffix

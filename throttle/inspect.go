@@ -33,7 +33,7 @@ type Expectation struct {
 	Ask bool
 
 	Decision Decision // AlreadyQueued: it waits
-	Err      error    // a *RequestError: the Decision is not known
+	Err      error    // a *RequestError: no Decision; without a known flow, nothing below Removed either
 	Policy   Policy   // of the line
 	Removed  bool     // the policy is in force no more
 	Settings Tenant   // of its tenant, with a Weight, as operators have changed them

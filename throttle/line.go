@@ -20,7 +20,7 @@ type Line struct {
 // Methods of a line without a policy return ErrUnknownPolicy.
 func (l *Limiter) Line(name string) *Line { return &Line{l, name} }
 
-// Lines returns the names of the lines that a server should take from, and of policies that
+// Lines returns the names of the lines that a server should take from: also those of policies that
 // SetPolicies removed, until nobody has waited there for some seconds.
 func (l *Limiter) Lines() []string {
 	var names []string

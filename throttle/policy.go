@@ -120,7 +120,7 @@ type Window struct {
 	// order. The default is the tenant.
 	Per []string
 
-	// Period is the time in which Limit units are granted: 1ms to MaxPeriod. It is required, but Calendar and Concurrency have none.
+	// Period is the time that Limit applies to: 1ms to MaxPeriod. It is required, but Calendar and Concurrency have none.
 	Period time.Duration
 
 	// Resets says when a Calendar window starts again from 0, and is required there: a cron expression

@@ -36,7 +36,7 @@ type policyStatus struct {
 	inspect.PolicyState
 	PausedQueues []string    `json:"paused_queues,omitempty"` // by asynq's tools: no server takes from them
 	Used         []usage.Use `json:"used,omitempty"`          // requests of the last hour, where package usage counts them
-	More         bool        `json:"more,omitempty"`          // more tenants wait than Tenants has
+	More         bool        `json:"more,omitempty"`          // more may wait than Tenants has
 }
 
 // A fleetStatus is the JSON of status.

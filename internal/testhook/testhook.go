@@ -21,7 +21,7 @@ type Client struct {
 	// Gathered returns how many bundles of requests of a policy wait for the call that is under way. New sets it.
 	Gathered func(policy string) int
 
-	// Look has the worker ask its lines in which tasks wait. NewServer sets it.
+	// Look has the worker ask each of its lines where tasks wait. NewServer sets it.
 	Look func()
 
 	// Refresh does at once what the first take after SetPolicies does in the background: tenants'

@@ -59,7 +59,7 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 	return sim
 }
 
-// limit returns a limit to plan by. The options may set the one in Snapshot.Limits: others of its name change by as much.
+// limit returns a limit, at least 1. Options that set the one in Snapshot.Limits change all of its name by as much.
 func (s *simulation) limit(window string, inForce int64) int64 {
 	return max(1, inForce+cmp.Or(s.PlanOptions.Limits[window], s.Snapshot.Limits[window])-s.Snapshot.Limits[window])
 }

@@ -45,7 +45,7 @@ func Got[V any](v V, err error) func(TB) V {
 	}
 }
 
-// Equal fails the test unless got and want are equal. The message begins with about.
+// Equal fails the test unless got and want are equal. The message begins with `about`.
 func Equal[V any](t TB, got, want V, about ...any) {
 	t.Helper()
 	g, w := reflect.ValueOf(&got).Elem(), reflect.ValueOf(&want).Elem()
@@ -55,7 +55,7 @@ func Equal[V any](t TB, got, want V, about ...any) {
 	t.Errorf("%s\ngot  %+v\nwant %+v", told(about), got, want)
 }
 
-// That fails the test unless the condition is true. The message is about.
+// That fails the test unless the condition is true. The message is made of `about`.
 func That(t TB, condition bool, about ...any) {
 	t.Helper()
 	if !condition {

@@ -207,14 +207,18 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 }
 
 func TestStateOfAnExemptTenantThatIsPaused(t *testing.T) {
-	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s})
-	p.Tenants = map[string]throttle.Tenant{"b": {Exempt: true}}
-	st := newStory(t, limitertest.Redis(t), p)
-	st.pause(st.l.Attach(throttle.Reservation{Request: st.of("b1")}), h)
-	b := state(t, st.l, inspect.Query{Tenant: "b"}).Tenants[0]
-	expect.That(t, b.Exempt && b.Pause == nil, "the upstream's pause stops it:", b)
-	st.pauses("b")
-	expect.That(t, state(t, st.l, inspect.Query{Tenant: "b"}).Tenants[0].Exempt, "it is not exempt")
+	for _, observe := range []bool{false, true} {
+		t.Run(fmt.Sprint("observe ", observe), func(t *testing.T) {
+			p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s})
+			p.Observe, p.Tenants = observe, map[string]throttle.Tenant{"b": {Exempt: true}}
+			st := newStory(t, limitertest.Redis(t), p)
+			st.pause(st.l.Attach(throttle.Reservation{Request: st.of("b1")}), h)
+			b := state(t, st.l, inspect.Query{Tenant: "b"}).Tenants[0]
+			expect.That(t, b.Exempt && b.Pause == nil, "the upstream's pause stops it:", b)
+			st.pauses("b")
+			expect.That(t, state(t, st.l, inspect.Query{Tenant: "b"}).Tenants[0].Exempt, "it is not exempt")
+		})
+	}
 }
 
 func TestStateRefusesWhatCannotBe(t *testing.T) {

@@ -82,7 +82,7 @@ func ScanAll(ctx context.Context, client redis.UniversalClient, pattern string, 
 	var mu sync.Mutex
 	scan := func(ctx context.Context, node redis.Cmdable) error {
 		for cursor := uint64(0); ; {
-			keys, next, err := node.Scan(ctx, cursor, pattern, 1000).Result()
+			keys, next, err := node.Scan(ctx, cursor, pattern, 5000).Result()
 			if mu.Lock(); err == nil && len(keys) > 0 {
 				err = do(keys)
 			}

@@ -19,7 +19,7 @@
 -- where
 --   status  as in reply.go: 0 denied, 1 granted or done, 3 joined, 4, 5 and 7 refused, 6 waits already, 9
 --           failed; 8 depends on the verb:
---             cancel, put_back           an earlier call did it; of a cancel also: nothing counts any more
+--             cancel, put_back           an earlier call did it; of a cancel also: nothing came back
 --             release                    nothing was held
 --             renew                      a lease is lost
 --             settle                     nothing changes

@@ -6,7 +6,7 @@
 --
 -- A take serves its side with the least tag at ROOT; while that side waits for a window, no other is served. A take
 -- also leaves room for a side of another server that goes first. If its ticket does not fit yet, and no window has
--- leases, the room lapses LATE after the ticket fits; else it is left from LATE before the side's appointment to LATE
+-- leases, that room lapses LATE after the ticket fits; else it is kept from LATE before the side's appointment to LATE
 -- after. If live tickets delay a batch at a scope, it catches up at narrower scopes: see note_grant_at.
 --
 -- Key, after the prefix P of the policy:

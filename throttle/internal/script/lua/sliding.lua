@@ -13,7 +13,7 @@
 -- every period would start later each time, by the time between the grants that were merged.
 --
 -- In the state, `time` and `units` are the newest entry, 0 if there is none. The others are log.data[first .. last],
--- a part of the value as it was read, and then log.tail: the last newest entry, or nothing.
+-- a part of the value as it was read, and then log.tail: the entry that was newest until `time` came, or nothing.
 
 do
 

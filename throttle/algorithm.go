@@ -11,7 +11,7 @@ import (
 type Algorithm string
 
 const (
-	// AlgorithmSliding, the default, counts the last period: no span of that length holds more than Limit.
+	// AlgorithmSliding, the default, counts the last period: no span of that length has more than Limit.
 	AlgorithmSliding Algorithm = "sliding"
 
 	// AlgorithmFixed counts buckets of one period each, from whole multiples of it since 1970, in UTC.

@@ -37,7 +37,7 @@ func ReportStart(start *ExpectedStart) asynq.Option {
 }
 
 // An ExpectedStart is the time at which an enqueued task is expected to start, by this machine's clock.
-// The times of a task in line hold if nobody changes limits. It is zero if the limiter did not answer.
+// The times of a task in line are true if nobody changes limits. It is zero if the limiter did not answer.
 type ExpectedStart struct {
 	// Joined reports whether the task is in line. Otherwise there is no Latest, and At is its ProcessAt if that is
 	// in the future, or else now: then it joins its Group or a line, or runs as soon as a worker has a slot.

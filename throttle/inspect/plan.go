@@ -115,7 +115,7 @@ func (f Finish) with(others Finish) Finish {
 
 // Simulate returns two forecasts of when all that waits for a policy is done: by the policy in force, and by a
 // variant of it, such as with another limit or weight. Both begin with what windows of the same name, algorithm and
-// scope have counted. What operators have put in force holds in both, but in the variant `overrides` replace their
+// scope have counted. What operators have put in force applies to both, but in the variant `overrides` replace their
 // tenants' overrides; their Until is ignored. For what it leaves out see Plan. An error may be a *throttle.PolicyError
 // of the variant, or a *throttle.RequestError of a ticket that joined by other scopes.
 func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overrides ...throttle.TenantOverride) (
@@ -149,7 +149,7 @@ func (i Inspector) other(variant throttle.Policy, overrides []throttle.TenantOve
 	for _, o := range overrides {
 		p.Tenants[o.Tenant] = p.Tenants[o.Tenant].With(o) // if it is invalid, so is the policy
 		o.Until = in.At.Add(MaxPlan)
-		in.Overrides = append(in.Overrides, o) // the last of a tenant holds
+		in.Overrides = append(in.Overrides, o) // the last of a tenant counts
 	}
 	c.Policies = []throttle.Policy{p}
 	l, err := throttle.New(c)
@@ -160,7 +160,7 @@ func (i Inspector) other(variant throttle.Policy, overrides []throttle.TenantOve
 	return Of(l), nil
 }
 
-// A Snapshot holds the state of some lines, the tickets that wait there, and demands. All its plans start from it.
+// A Snapshot has the state of some lines, the tickets that wait there, and demands. All its plans start from it.
 type Snapshot struct {
 	// Limits are the limits in force of tenants without their own, by the names of windows: of several
 	// windows of one name the least. Under throttle.BySlots it has the Count of the first Slots.

@@ -17,7 +17,7 @@ type TenantOverride struct {
 	Until   time.Time           `json:"until,omitzero"`    // when it ends, by the clock of Redis
 	Weight  float64             `json:"weight,omitempty"`  // 0.001 to 1e6
 	Why     string              `json:"why"`               // the reason
-	Windows map[string]Override `json:"windows,omitempty"` // as Tenant.Windows: each in place of the tenant's own
+	Windows map[string]Override `json:"windows,omitempty"` // as Tenant.Windows: each instead of the tenant's own
 }
 
 // Interventions are the overrides and pauses that operators have put in force for a while. Limiters copy the

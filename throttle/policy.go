@@ -127,7 +127,7 @@ type Window struct {
 	// of five fields, or @hourly, @daily, @weekly, @monthly or @yearly.
 	Resets string
 
-	// Shared has one count for all tenants, in place of Per. The default is false.
+	// Shared has one count for all tenants, instead of Per. The default is false.
 	Shared bool
 
 	// Timezone is the time zone of Resets: a name of the IANA database. The default is "UTC".

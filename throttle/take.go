@@ -39,7 +39,7 @@ type TakenTicket struct {
 	Ticket
 	Key        string   // Request.Key
 	Flow, Cost string   // as recorded at the join, for Line.PutBack and Refund; if empty, as it would join now
-	Rank       int64    // its position, for Line.PutBack; 0 if it was granted by Reserve
+	Rank       int64    // in its line, for Line.PutBack; 0 if it was granted by Reserve
 	NeverFits  bool     // its cost is above a limit by now: it was not charged, and its work must fail
 	Weight     float64  // of its tenant, above 0, by which lines of shards share slots; 0 without shards
 	Decision   Decision // granted, with a Reservation, unless the ticket was not charged

@@ -97,7 +97,7 @@ func (p Policy) Validate() error {
 		c.must(w.Name == "" || !names[w.Name], "name", w.Name, "is taken: windows of one policy have different names")
 		c.subject.Window, names[w.Name] = "", true
 		c.must(p.Shards <= 1 || slices.Contains(w.Per, TenantAttribute), "shards", p.Shards, fmt.Sprintf(
-			"must be left out: tenants share window %q, and so it counts in one place; "+
+			"must be left out: shards count apart, and tenants share window %q; "+
 				"count it per tenant, or split its limit between policies", w.Name))
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Tenants)) {

@@ -49,14 +49,14 @@ type attempt struct {
 // An outcome is the fate of a task if its attempt ends now. Without an outcome asynq's call goes through, unless
 // it would delete the task.
 type outcome struct {
-	// requeue requeues the task, in place of asynq's call: after a denial or a refusal, or if nothing was decided.
+	// requeue requeues the task, instead of asynq's call: after a denial or a refusal, or if nothing was decided.
 	requeue func(context.Context) error
 
 	// done lets asynq delete the task. run sets it if the handler returns no error, middleware if the task is revoked.
 	done bool
 }
 
-// isLate reports whether the middleware, in place of asynq, is to fail a task: its deadline had passed at pick-up, it
+// isLate reports whether the middleware, instead of asynq, is to fail a task: its deadline had passed at pick-up, it
 // has only waited, and a policy enforces limits or has denied it. If it ran and failed, asynq fails it.
 func (s *Server) isLate(a *attempt) bool {
 	deadline := a.Message.Deadline()

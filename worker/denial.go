@@ -18,11 +18,11 @@ import (
 //
 // The middleware notes in the task's attempt that the task waits, and returns no error. So asynq calls none of the
 // user's functions, and sends a call that deletes or completes the task. The hook in the server's connection
-// requeues the task in place of that call. It finds the attempt by the task's Ref.
+// requeues the task instead of that call. It finds the attempt by the task's Ref.
 //
 // This is safe because the hook lets such a call pass only if the task's handler has returned, or the task is revoked.
 // Otherwise it refuses the call, and asynq's recoverer finds the task. If a later asynq ends tasks by other scripts, the
-// hook requeues a denied task in place of those, too.
+// hook requeues a denied task instead of those, too.
 //
 // If the task's time runs out while the limiter is asked, asynq at once calls the user's IsFailure and RetryDelayFunc,
 // and sends a call that retries or archives the task. The hook waits for the answer, and then requeues the task.

@@ -10,7 +10,7 @@ import (
 )
 
 // A hook sees the calls of asynq's server to Redis. It answers dequeue and forward itself, and requeues a denied
-// task in place of a call that ends it (denial.go).
+// task instead of a call that ends it (denial.go).
 type hook struct {
 	singleCalls
 	server *Server
@@ -60,7 +60,7 @@ func (h *hook) dequeue(ctx context.Context, cmd *redis.Cmd) error {
 	return reply(cmd, string(message), nil)
 }
 
-// reply answers a call of asynq's in place of Redis.
+// reply answers a call of asynq's instead of Redis.
 func reply(cmd *redis.Cmd, value any, err error) error {
 	cmd.SetVal(value)
 	cmd.SetErr(err)

@@ -27,7 +27,7 @@ func (c *redisFlags) flags(usage string) []cli.Flag {
 		&cli.StringFlag{Name: "redis-file", Destination: &c.RedisFile, TakesFile: true,
 			Usage: "read that URL from `FILE`"},
 		&cli.StringFlag{Name: "redis-ca", Destination: &c.RedisTLS.CA, TakesFile: true,
-			Usage: "trust the certificates of `FILE` alone, in place of the system's"},
+			Usage: "trust the certificates of `FILE` alone, instead of the system's"},
 		&cli.StringFlag{Name: "redis-cert", Destination: &c.RedisTLS.Cert, TakesFile: true,
 			Usage: "show Redis the client certificate of `FILE`"},
 		&cli.StringFlag{Name: "redis-key", Destination: &c.RedisTLS.Key, TakesFile: true,

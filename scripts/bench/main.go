@@ -98,7 +98,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.SetOutput(stderr)
 	flags.Usage = func() { fmt.Fprint(stderr, help); flags.PrintDefaults() }
 	flags.StringVar(&s.only, "case", "", "run only the cases whose names match this `regexp`")
-	flags.BoolVar(&s.options.full, "full", false, "full sizes: about half an hour in place of some minutes")
+	flags.BoolVar(&s.options.full, "full", false, "full sizes: about half an hour instead of some minutes")
 	flags.BoolVar(&s.asJSON, "json", false, "print JSON instead of a table")
 	flags.BoolVar(&s.list, "list", false, "list the cases")
 	flags.BoolVar(&s.force, "force", false, fmt.Sprintf("measure also above a load average of %v", quiet))

@@ -170,16 +170,16 @@ const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-
 // count goes through the tasks of a tenant.
 func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant string) (tenantTasks, error) {
 	t := tenantTasks{TenantPlan: TenantPlan{Tenant: tenant}}
-	positions, byCost := map[string]int{}, true
+	indexes, byCost := map[string]int{}, true
 	var order []byte
 	add := func(k *taskKind) {
 		key := fmt.Sprintf("%q %q %q %q", k.Policy, k.Tenant, k.Class, k.Attributes)
 		if byCost {
 			key += fmt.Sprint(k.Units)
 		}
-		i, alike := positions[key]
+		i, alike := indexes[key]
 		if !alike {
-			i, positions[key] = len(t.Kinds), len(t.Kinds)
+			i, indexes[key] = len(t.Kinds), len(t.Kinds)
 			t.Kinds = append(t.Kinds, &taskKind{
 				Attributes: k.Attributes, Class: k.Class, Policy: k.Policy, Tenant: k.Tenant, Units: map[string]int64{},
 			})
@@ -208,7 +208,7 @@ func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant str
 		})
 		if byCost && len(t.Kinds) > len(letters) {
 			kinds := t.Kinds
-			positions, byCost, t.Kinds = map[string]int{}, false, nil
+			indexes, byCost, t.Kinds = map[string]int{}, false, nil
 			for _, k := range kinds {
 				add(k)
 			}

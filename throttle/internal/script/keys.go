@@ -66,7 +66,7 @@ func ParseScopes(keys string) map[string]string {
 }
 
 // TicketName returns the name of a ticket in its line. The queue is escaped, or Taker.Claims. IDs that are UUIDs, as
-// asynq's are, take 23 bytes in place of 36: "!", which no escaped name has, and base64.
+// asynq's are, take 23 bytes instead of 36: "!", which no escaped name has, and base64.
 func TicketName(queue, id string) string {
 	if u, err := uuid.Parse(id); err == nil && u.String() == id { // else it is no UUID, or in another form
 		return queue + "/!" + base64.RawURLEncoding.EncodeToString(u[:])

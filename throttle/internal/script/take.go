@@ -12,7 +12,7 @@ import (
 
 // A TakeRequest asks a line for tickets.
 type TakeRequest struct {
-	Claims string         // Taker.Claims, in place of Queues
+	Claims string         // Taker.Claims, instead of Queues
 	Queues map[string]int // their priorities, by name
 	Strict bool           // a queue gets only the room that queues of higher priority leave
 	Max    int
@@ -44,7 +44,7 @@ type Taken struct {
 // A Ticket waits in a line, or has left it.
 type Ticket struct {
 	Queue, ID, Flow, Costs, Key string
-	Rank, Joined                int64 // its position, and when it joined the line (us)
+	Rank, Joined                int64 // its rank among its flow, and when it joined the line (us)
 	Since                       int64 // when it began to wait (us)
 	Binds                       int64 // Answer.Binds of its join
 }

@@ -26,25 +26,25 @@ func Read(name string, r io.Reader, env environ.Lookup) ([]Job, error) {
 	taken := map[string]string{} // by id: the line that has it
 	lines := bufio.NewReader(r)
 	for number, last := 1, false; !last; number++ {
-		position := fmt.Sprintf("%s:%d", name, number)
+		spot := fmt.Sprintf("%s:%d", name, number)
 		line, err := lines.ReadBytes('\n')
 		if last = err == io.EOF; err != nil && !last {
-			return nil, fmt.Errorf("%s: %w", position, err)
+			return nil, fmt.Errorf("%s: %w", spot, err)
 		}
 		if line = bytes.TrimSpace(line); len(line) == 0 {
 			continue
 		}
 		job, err := parse(line, env)
-		job.At = position
+		job.At = spot
 		if job.ID == "" {
 			job.ID = fmt.Sprintf("%d-%x", number, sha256.Sum256(line))[:24]
 		}
 		if other := taken[job.ID]; other != "" && err == nil {
 			err = fmt.Errorf("id %q: is taken by %s: every job has an id of its own", job.ID, other)
 		}
-		taken[job.ID] = position
+		taken[job.ID] = spot
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", position, err))
+			errs = append(errs, fmt.Errorf("%s: %w", spot, err))
 		}
 		jobs = append(jobs, job)
 	}

@@ -26,7 +26,7 @@ type Result struct {
 // An Answer is the part of the last call's answer that is kept: by default nothing.
 type Answer struct {
 	Body       string `json:"body,omitempty"`
-	BodyBase64 []byte `json:"body_base64,omitempty"` // in place of a body that is not UTF-8
+	BodyBase64 []byte `json:"body_base64,omitempty"` // instead of a body that is not UTF-8
 	BodyCut    bool   `json:"body_cut,omitempty"`    // the body was longer
 }
 

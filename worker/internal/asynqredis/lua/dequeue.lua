@@ -14,7 +14,7 @@
 local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers with a free slot call this every 1.25 s, or sooner
 local prefix, call = ARGV[1], ARGV[4]
 local messages, leases, active, unwatched, new_record = {}, {}, {}, {}, {call}
-local idle = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 -- one command in place of two
+local idle = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 -- one command instead of two
 local record, paused = unpack(idle and {} or redis.call('MGET', KEYS[1], KEYS[4]))
 local again = record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 1 -- its reply was lost
 if paused and not again then return {1, unwatched, messages} end

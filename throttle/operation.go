@@ -22,9 +22,9 @@ type operation struct {
 	tenant  effectiveTenant
 	windows []Window // with the tenant's own limits
 
-	free bool     // the tenant is exempt, or the policy observes
-	keys []string // of the scopes
-	verb string   // by which it reserves: script.Reserve, Exempt or Observe
+	unlimited bool     // the tenant is exempt, or the policy observes
+	keys      []string // of the scopes
+	verb      string   // by which it reserves: script.Reserve, Exempt or Observe
 }
 
 func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
@@ -88,7 +88,7 @@ func (l *Limiter) configuredTenant(ctx context.Context, cp *compiledPolicy, name
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
 	named := r.Policy != ""
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.counting}
-	o.free = t.Exempt || cp.Observe && named
+	o.unlimited = t.Exempt || cp.Observe && named
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.counting)
 		for i, w := range o.windows {
@@ -111,7 +111,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 		o.keys[i] = script.ScopeKey(attributes, values)
 	}
 	switch {
-	case !o.free:
+	case !o.unlimited:
 		o.verb = script.Reserve
 	case t.Exempt || o.neverFits() >= 0: // exempt, or so costly that it never fits: nothing to observe
 		o.verb = script.Exempt
@@ -139,7 +139,7 @@ func (o *operation) checkCosts() error {
 	if err := o.checkUnits("cost", o.request.Cost); err != nil {
 		return err
 	}
-	if i := o.neverFits(); i >= 0 && !o.free {
+	if i := o.neverFits(); i >= 0 && !o.unlimited {
 		w := o.windows[i]
 		hint := fmt.Sprintf("never fits: the window grants %d at most", w.capacity())
 		return &RequestError{
@@ -181,7 +181,7 @@ func (cp *compiledPolicy) unitsHint() string {
 
 // tenantSettings returns the tenant's own settings, also where they equal the policy's, as the policy may change.
 func (o *operation) tenantSettings() script.Settings {
-	s := script.Settings{Free: o.free}
+	s := script.Settings{Unlimited: o.unlimited}
 	if len(o.tenant.Windows) == 0 {
 		return s
 	}
@@ -291,7 +291,7 @@ func (o *operation) joinRequest() (ask script.Request, err error) {
 	switch {
 	case o.request.Ticket == (Ticket{}):
 		return ask, o.request.bad("ticket", "", "must have an ID")
-	case o.free && !o.tenant.paused():
+	case o.unlimited && !o.tenant.paused():
 		return ask, nil
 	}
 	ask = o.lineRequest(script.Join, "")
@@ -318,9 +318,9 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 }
 
 func (o *operation) decision(a script.Answer) Decision {
-	// Only an operator's pause denies a free request. What joined during the pause keeps its answer after the pause.
+	// Only an operator's pause denies an unlimited request. What joined during the pause keeps its answer after it.
 	joined := a.Status >= script.Waits && a.Status <= script.OverDeadline
-	neverDenied := o.free && !joined && (a.Status == script.Granted || a.Pause.Whose == 0)
+	neverDenied := o.unlimited && !joined && (a.Status == script.Granted || a.Pause.Whose == 0)
 	d := Decision{
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		At:            time.UnixMicro(a.At),

@@ -52,13 +52,13 @@ func (b Batch) Bad(field string, value any, hint string) error {
 	o := b.object
 	f, ok := o.fields[field]
 	if !ok {
-		return &Error{o.file, o.line, o.where, field + " is missing", hint}
+		return &Error{o.file, o.line, o.path, field + " is missing", hint}
 	}
 	shown := show(f.node)
 	if text, ok := value.(string); ok && follow(f.node).Kind == yaml.MappingNode {
 		shown = strconv.Quote(quote.Short(text))
 	}
-	return &Error{o.file, f.line, o.where, field + " " + shown, hint}
+	return &Error{o.file, f.line, o.path, field + " " + shown, hint}
 }
 
 // checkBatch reports missing keys, and keys that exclude each other.

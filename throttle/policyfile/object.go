@@ -30,7 +30,7 @@ type object struct {
 	line       int
 	parent     *object
 	unreadable map[string]bool // keys whose value was reported
-	where      string
+	path       string          // Error.Where
 }
 
 type field struct {
@@ -87,11 +87,11 @@ func keysOf(t reflect.Type) (keys []string) {
 	return keys
 }
 
-// mapping reads the keys of a mapping that must be of a type. Errors call it by where.
-func (d *decoder) mapping(parent *object, where string, line int, n *yaml.Node, t reflect.Type) *object {
+// mapping reads the keys of a mapping that must be of a type. Errors call it by path.
+func (d *decoder) mapping(parent *object, path string, line int, n *yaml.Node, t reflect.Type) *object {
 	o := &object{
 		decoder: d, fields: map[string]field{}, items: map[string][]*object{}, kids: map[string]*object{},
-		line: line, parent: parent, unreadable: map[string]bool{}, where: where,
+		line: line, parent: parent, unreadable: map[string]bool{}, path: path,
 	}
 	n = follow(n)
 	if n.Kind != yaml.MappingNode || n.ShortTag() != "!!map" {
@@ -129,16 +129,16 @@ func (d *decoder) mapping(parent *object, where string, line int, n *yaml.Node, 
 	return o
 }
 
-// within returns the where of a part of an object.
+// within returns the path of a part of an object.
 func (o *object) within(part string) string {
-	if o.where == "" {
+	if o.path == "" {
 		return part
 	}
-	return o.where + ", " + part
+	return o.path + ", " + part
 }
 
 func (o *object) report(line int, what, hint string) {
-	o.decoder.report(line, o.where, what, hint)
+	o.decoder.report(line, o.path, what, hint)
 	for ; o != nil; o = o.parent {
 		o.errors++
 	}
@@ -287,7 +287,7 @@ func (o *object) readList(key string, target reflect.Value) {
 	lines := map[string]int{}
 	for i, n := range o.list(key, "must be a list such as ["+examples[target.Type().Elem()]+"]") {
 		value := reflect.New(target.Type().Elem()).Elem()
-		item := o.mapping(o, o.within(label(singular[key], n, i)), n.Line, n, value.Type())
+		item := o.mapping(o, o.within(nameOf(singular[key], n, i)), n.Line, n, value.Type())
 		item.into(value)
 		name := value.FieldByName("Name").String()
 		if line, taken := lines[name]; taken && name != "" {
@@ -398,8 +398,8 @@ func (o *object) asText(n *yaml.Node, line int, key string) (string, bool) {
 	return "", false
 }
 
-// label names an element of a list by its name, or by its number if it has no name.
-func label(kind string, n *yaml.Node, i int) string {
+// nameOf names an element of a list by its name, or by its number if it has no name.
+func nameOf(kind string, n *yaml.Node, i int) string {
 	if n = follow(n); n.Kind == yaml.MappingNode {
 		for j := 0; j < len(n.Content); j += 2 {
 			if name := follow(n.Content[j+1]); n.Content[j].Value == "name" && name.Value != "" {

@@ -93,8 +93,8 @@ type decoder struct {
 	errs []*Error
 }
 
-func (d *decoder) report(line int, where, what, hint string) {
-	d.errs = append(d.errs, &Error{d.file, line, where, what, hint})
+func (d *decoder) report(line int, path, what, hint string) {
+	d.errs = append(d.errs, &Error{d.file, line, path, what, hint})
 }
 
 func (d *decoder) join() error {
@@ -166,7 +166,7 @@ func (o *object) checkFile(policies []throttle.Policy) {
 		}
 		second.report(second.fields["match"].item(overlap.SecondGlob).Line,
 			fmt.Sprintf("match %q", policies[overlap.Second].Match[overlap.SecondGlob]),
-			fmt.Sprintf("must not match a task type that %s matches too, by %q on line %d", first.where,
+			fmt.Sprintf("must not match a task type that %s matches too, by %q on line %d", first.path,
 				policies[overlap.First].Match[overlap.FirstGlob], first.fields["match"].item(overlap.FirstGlob).Line))
 	}
 	if len(policies) == 0 && o.errors == 0 {

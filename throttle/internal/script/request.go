@@ -71,9 +71,9 @@ type Left struct {
 
 // Settings are one tenant's own. Lines keep them as a text, as calls carry them.
 type Settings struct {
-	Windows map[string][4]int64 `json:"windows,omitempty"` // parameters, by names and kinds of windows that differ
-	Paused  int64               `json:"paused,omitempty"`  // when operators' pause of the tenant ends; 0 is no pause
-	Free    bool                `json:"free,omitempty"`    // tickets leave the line at once, uncharged
+	Windows   map[string][4]int64 `json:"windows,omitempty"`   // parameters, by names and kinds of windows that differ
+	Paused    int64               `json:"paused,omitempty"`    // when operators' pause of the tenant ends; 0 is no pause
+	Unlimited bool                `json:"unlimited,omitempty"` // tickets leave the line at once, uncharged
 }
 
 // MarshalText implements encoding.TextMarshaler.

@@ -112,9 +112,10 @@ for from = first, #argv, stride do
   if r.paused or settings then
     local policy, tenant = r.paused or 0, settings and settings.paused or 0
     local ends = max(policy, tenant)
-    r.paused, r.whose, r.free = ends > now and ends or nil, policy > tenant and 1 or 2, settings and settings.free
-    -- An operator's pause denies free requests (operation.free), too. By an earlier copy of the call they may wait.
-    if r.free and not r.replaces and (r.paused or earlier_status == 3) and (op == 'exempt' or op == 'observe') then
+    r.paused, r.whose = ends > now and ends or nil, policy > tenant and 1 or 2
+    r.unlimited = settings and settings.unlimited
+    -- An operator's pause denies unlimited requests, too. By an earlier copy of the call they may wait.
+    if r.unlimited and not r.replaces and (r.paused or earlier_status == 3) and (op == 'exempt' or op == 'observe') then
       op = 'reserve'
     end
   end

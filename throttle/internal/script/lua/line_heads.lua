@@ -55,7 +55,7 @@ local function new_heads(L)
       local scope = list[1] and list[1].spec.of_tenant and list[1]
       return scope or {suffix = 'w:tenant:' .. flow.tenant}, settings.paused, false
     end
-    if settings and settings.free then return nil, at, false end
+    if settings and settings.unlimited then return nil, at, false end
     for s = 1, #list do -- a ticket that never fits does not wait, even for a narrower scope
       for _, i in ipairs(list[s].failed and {} or list[s].spec.windows) do
         if by_window[i] > list[s].states[i].limit then return nil, at, true end

@@ -77,7 +77,7 @@ local function new_take(L)
   -- The next ticket of the flow then waits. at: the time at which the flow's scopes stand.
   local function hand_out(root, flow, ticket, taken, at, never)
     local list, all, scope_of, settings = flow.scopes, call.windows, call.scope_of, flow.settings
-    local uncharged = #list < #call.scopes or settings and settings.free
+    local uncharged = #list < #call.scopes or settings and settings.unlimited
     local status = never and 'never' or uncharged and 'uncharged' or 'granted' -- of take.lua's reply
     if status == 'granted' then
       local id = call.leases and lease_id(call, call.id_base .. format('%02x', taken.n + 1))

@@ -15,7 +15,7 @@ local SOON = 100000 -- us in which tickets that wait for slots may leave
 
 local function resumed(r, list, at)
   if not r.paused then return list, at end
-  return scopes.later(r.free and {} or list, r.paused), r.paused
+  return scopes.later(r.unlimited and {} or list, r.paused), r.paused
 end
 
 local function too_late(r, expected, latest, earliest)
@@ -68,7 +68,7 @@ local function fields(r, list, now, fits, time, latest, binds, nudge)
   for s = 1, #list do
     if list[s].sections then upstream().add_reply(list[s], now, reply) end
   end
-  if r.paused and (r.free or not reply.pause or r.paused > reply.pause.ends) then
+  if r.paused and (r.unlimited or not reply.pause or r.paused > reply.pause.ends) then
     reply.pause = {ends = r.paused, whose = r.whose}
   end
   local p = reply.pause

@@ -122,9 +122,9 @@ func TestRoomsPointDown(t *testing.T) {
 	})}
 	pkg := expect.Got(config.Check("throttle", set, files, &types.Info{Uses: uses}))(t)
 	arrows, pairs := map[bool]int{}, map[bool]map[string]int{true: {}, false: {}} // by whether they point up
-	for use, of := range uses {
-		from, to := set.Position(use.Pos()).Filename, set.Position(of.Pos()).Filename
-		if up := rooms[from] > rooms[to]; of.Pkg() == pkg && rooms[from] != rooms[to] {
+	for use, object := range uses {
+		from, to := set.Position(use.Pos()).Filename, set.Position(object.Pos()).Filename
+		if up := rooms[from] > rooms[to]; object.Pkg() == pkg && rooms[from] != rooms[to] {
 			arrows[up]++
 			pairs[up][from+" -> "+to]++
 		}

@@ -136,15 +136,15 @@ func TestHeadersOfScripts(t *testing.T) {
 	windows, decide, take := script.File("windows"), script.File("decide"), script.File("take")
 
 	// The header of all calls: now, process, seq, the policy and its windows' lists.
-	own := all(header(windows), `(?m)(?:^-- ARGV  |^--       |   )(\d) [a-z]`)
-	expect.That(t, slices.Equal(own, []string{"1", "2", "3", "4", "5"}) && strings.Contains(code(decide), "ARGV, 6\n") &&
-		strings.Contains(code(take), "call.now, 6\n"), "windows.lua: the header lists the arguments", own)
+	headerArgs := all(header(windows), `(?m)(?:^-- ARGV  |^--       |   )(\d) [a-z]`)
+	expect.That(t, slices.Equal(headerArgs, []string{"1", "2", "3", "4", "5"}) && strings.Contains(code(decide), "ARGV, 6\n") &&
+		strings.Contains(code(take), "call.now, 6\n"), "windows.lua: the header lists the arguments", headerArgs)
 	var policy []any
 	expect.Must(t, json.Unmarshal([]byte(fmt.Sprint(spied.calls[0][4+3])), &policy))
 	read := all(code(windows), `\bw\[(\d)\]`)
 	slices.Sort(read)
 	expect.That(t, len(policy) == 5 && len(policy[1].([]any)[0].([]any)) == len(slices.Compact(read)), "argument 4", policy, "is read by", read)
-	common := len(own)
+	common := len(headerArgs)
 
 	requests := all(header(decide), `(?m)^--   (\d) \w+ `)
 	expect.That(t, slices.Equal(requests, []string{"1", "2", "3", "4", "5"}) &&
@@ -170,11 +170,11 @@ func TestHeadersOfScripts(t *testing.T) {
 	// The scripts read the fields that Go writes, and write those that Go reads.
 	text := code(script.Text([]string{"sliding"}, "decide"))
 	for _, c := range []struct {
-		of   any
-		form string // of a field in the scripts
+		value any
+		form  string // of a field in the scripts
 	}{{script.Request{}, `\b(?:r|refused|left|settings)\.(\w+)`}, {script.Answer{}, `(?:reply\.|[ {])(\w+) = `}} {
-		for _, tag := range tags(reflect.TypeOf(c.of)) {
-			expect.That(t, slices.Contains(all(text, c.form), tag), "no script has the field", tag, c.of)
+		for _, tag := range tags(reflect.TypeOf(c.value)) {
+			expect.That(t, slices.Contains(all(text, c.form), tag), "no script has the field", tag, c.value)
 		}
 	}
 

@@ -145,7 +145,7 @@ func TestTheLimiterHangsWhenAHandlerReturns(t *testing.T) {
 	results := map[string]error{"done": nil, "refused": worker.RetryAfter(1), "a call was refused": io.EOF, "no Redis": waits}
 	sitetest.EachBubble(t, results, func(t *testing.T, result error) {
 		s := sitetest.NewInBubble(t, sitetest.AtOnce(1))
-		var proxy sitetest.Proxy
+		var proxy sitetest.BreakableProxy
 		s.Limiter = s.LimiterThrough(&proxy)
 		s.Serve(func(ctx context.Context, task *asynq.Task) error {
 			if _ = s.Ok(ctx, task); len(s.Runs()) == 1 {

@@ -30,14 +30,14 @@ type ending struct {
 	stdout, stderr string
 }
 
-// An output is written to by a command and by what it logs meanwhile, as a file may be.
-type output struct {
+// A commandOutput is written to by a command and by what it logs meanwhile, as a file may be.
+type commandOutput struct {
 	mu      sync.Mutex
 	text    bytes.Buffer
 	onWrite func(text string) // called with all that was written; may be nil
 }
 
-func (o *output) Write(p []byte) (int, error) {
+func (o *commandOutput) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.text.Write(p)
@@ -47,7 +47,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (o *output) String() string {
+func (o *commandOutput) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.String()
@@ -64,7 +64,7 @@ func runWith(ctx context.Context, env []string, args ...string) ending {
 }
 
 func runIn(ctx context.Context, env environ.Lookup, stdin string, args ...string) ending {
-	var stdout, stderr output
+	var stdout, stderr commandOutput
 	m := &Main{Env: env, Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
 	code := m.Run(ctx, args)
 	return ending{code, stdout.String(), stderr.String()}

@@ -20,7 +20,7 @@ func TestThePageIsServed(t *testing.T) {
 	defer interrupt()
 	told, tell := context.WithCancel(t.Context())
 	defer tell()
-	m, line := NewMain(), &output{onWrite: func(text string) {
+	m, line := NewMain(), &commandOutput{onWrite: func(text string) {
 		if strings.Contains(text, "\n") {
 			tell()
 		}

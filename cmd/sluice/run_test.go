@@ -204,7 +204,7 @@ func TestRunWaitsToBeAlone(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	told := &output{onWrite: func(text string) {
+	told := &commandOutput{onWrite: func(text string) {
 		if strings.Contains(text, "waiting until it is known to be gone") {
 			cancel()
 		}

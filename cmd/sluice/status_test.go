@@ -172,7 +172,7 @@ func TestStatusIsShownLive(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
 	lines, errorLines := 0, 0
-	out := &output{onWrite: func(text string) {
+	out := &commandOutput{onWrite: func(text string) {
 		switch lines = strings.Count(text, "\n"); lines {
 		case 1:
 			pause := []string{"pause", "api", "--for", "1h", "--by", "alice", "--why", "the API moves"}
@@ -182,7 +182,7 @@ func TestStatusIsShownLive(t *testing.T) {
 			interrupt()
 		}
 	}}
-	failures := &output{onWrite: func(text string) {
+	failures := &commandOutput{onWrite: func(text string) {
 		if errorLines = strings.Count(text, "\n"); errorLines == 1 {
 			must(t, server.Restart())
 		}

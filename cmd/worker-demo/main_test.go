@@ -15,33 +15,33 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// A wire carries calls to an API without a network.
-type wire struct{ http.Handler }
+// A handlerTransport carries calls to an API without a network.
+type handlerTransport struct{ http.Handler }
 
-func (w wire) RoundTrip(r *http.Request) (*http.Response, error) {
+func (w handlerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer := httptest.NewRecorder()
 	w.ServeHTTP(answer, r)
 	return answer.Result(), nil
 }
 
-// An output is written by the demo and its loggers.
-type output struct {
+// A demoOutput is written by the demo and its loggers.
+type demoOutput struct {
 	mu sync.Mutex
 	strings.Builder
 }
 
-func (o *output) Write(p []byte) (int, error) {
+func (o *demoOutput) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.Builder.Write(p)
 }
 
-// tell runs the demo on the bubble's clock, and returns what it says, without its padding.
-func tell(t *testing.T, ctx context.Context) (*demo, string) {
+// runDemo runs the demo on the bubble's clock, and returns what it says, without its padding.
+func runDemo(t *testing.T, ctx context.Context) (*demo, string) {
 	t.Helper()
-	var out output
+	var out demoOutput
 	api := newAPI()
-	d := &demo{api: api, client: &http.Client{Transport: wire{api}}, out: &out, redis: throttletest.InMemory(t), url: "http://api"}
+	d := &demo{api: api, client: &http.Client{Transport: handlerTransport{api}}, out: &out, redis: throttletest.InMemory(t), url: "http://api"}
 	err := d.run(ctx)
 	expect.Require(t, err == nil, err, out.String())
 	return d, strings.Join(strings.Fields(out.String()), " ")
@@ -50,7 +50,7 @@ func tell(t *testing.T, ctx context.Context) (*demo, string) {
 func TestTheDemoTellsItsStory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		d, story := tell(t, t.Context())
+		d, printed := runDemo(t, t.Context())
 		for _, text := range []string{
 			`78 jobs of 4 tenants, for an API that allows 4 calls per 1s of each tenant`,
 			`Those of "plain" come from a plain asynq client.`,
@@ -60,7 +60,7 @@ func TestTheDemoTellsItsStory(t *testing.T) {
 			`6 jobs of the plain client were denied when a worker picked them up.`,
 			`it refused [1-8] calls\..* The jobs have used 0 retries\.`,
 		} {
-			expect.That(t, regexp.MustCompile(text).MatchString(story), "it does not tell", text, story)
+			expect.That(t, regexp.MustCompile(text).MatchString(printed), "it does not tell", text, printed)
 		}
 		expect.Equal(t, len(d.denied), 6, "jobs were denied, not those of the plain client", d.denied)
 	})
@@ -72,8 +72,8 @@ func TestAnInterruptedDemoEndsAtOnce(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		begun := time.Now()
-		if _, story := tell(t, ctx); !strings.Contains(story, "Interrupted: ") || time.Since(begun) > 10*time.Second {
-			t.Errorf("after %v:\n%s", time.Since(begun), story)
+		if _, printed := runDemo(t, ctx); !strings.Contains(printed, "Interrupted: ") || time.Since(begun) > 10*time.Second {
+			t.Errorf("after %v:\n%s", time.Since(begun), printed)
 		}
 	})
 }

@@ -46,7 +46,7 @@ type drill struct {
 	size      size
 	store     *control.Store
 	dir       string
-	workers   []*process
+	workers   []*workerProcess
 
 	browser http.Client
 	url     string // of the page
@@ -109,7 +109,7 @@ func newDrill(t *testing.T, s setup, scrapeEvery time.Duration) *drill {
 	ctx, stop := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
 	names := used(t)
-	for _, p := range append([]*process{{name: "client", url: exporter.URL}}, d.workers...) {
+	for _, p := range append([]*workerProcess{{name: "client", url: exporter.URL}}, d.workers...) {
 		ended.Go(func() {
 			for tick := time.NewTicker(scrapeEvery); ; {
 				at := time.Now()
@@ -170,8 +170,8 @@ var (
 	strict = map[string]int{"live": 2, "bulk": 1}
 )
 
-// A scenario is what happens to a fleet. What has to fire then is in scripts/alerts.
-type scenario struct {
+// A drillScenario is what happens to a fleet. What has to fire then is in scripts/alerts.
+type drillScenario struct {
 	name  string
 	setup setup
 	play  func(d *drill)
@@ -182,7 +182,7 @@ const (
 	minute = time.Minute
 )
 
-var scenarios = []scenario{{
+var scenarios = []drillScenario{{
 	name:  "drill",
 	setup: fleet,
 	play:  func(d *drill) { told(d, true) },

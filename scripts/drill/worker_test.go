@@ -153,8 +153,8 @@ func work(text string) error {
 	return nil
 }
 
-// A process is a worker that a drill has started.
-type process struct {
+// A workerProcess is a worker that a drill has started.
+type workerProcess struct {
 	name  string
 	cmd   *exec.Cmd
 	stdin io.Closer
@@ -162,7 +162,7 @@ type process struct {
 	log   string // its file
 }
 
-func (s setup) start(t *testing.T, name string) *process {
+func (s setup) start(t *testing.T, name string) *workerProcess {
 	t.Helper()
 	text := expect.Got(json.Marshal(s))(t)
 	cmd := exec.Command(os.Args[0])
@@ -172,7 +172,7 @@ func (s setup) start(t *testing.T, name string) *process {
 	in, _ := cmd.StdinPipe()
 	out, _ := cmd.StdoutPipe()
 	expect.Must(t, cmd.Start())
-	p := &process{name: name, cmd: cmd, stdin: in, log: log.Name()}
+	p := &workerProcess{name: name, cmd: cmd, stdin: in, log: log.Name()}
 	t.Cleanup(func() {
 		p.kill()
 		if text, _ := os.ReadFile(p.log); t.Failed() {
@@ -185,13 +185,13 @@ func (s setup) start(t *testing.T, name string) *process {
 }
 
 // kill ends the worker as SIGKILL does.
-func (p *process) kill() {
+func (p *workerProcess) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
 }
 
 // stop ends the worker, which puts down what it has.
-func (p *process) stop() {
+func (p *workerProcess) stop() {
 	p.stdin.Close()
 	_ = p.cmd.Wait()
 }

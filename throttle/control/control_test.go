@@ -27,10 +27,10 @@ import (
 func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		s := newStore(t, client)
-		own, late := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}}),
+		configured, late := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}}),
 			newLimiter(t, throttle.Config{Client: client})
-		follow(t, own, false)
-		expect.Equal(t, own.Policies()[0].Windows[0].Limit, 1, "before anything is published")
+		follow(t, configured, false)
+		expect.Equal(t, configured.Policies()[0].Windows[0].Limit, 1, "before anything is published")
 		everything := []throttle.Policy{{
 			Name: "p", Match: []string{"a:*"}, UpstreamShared: true, Windows: []throttle.Window{
 				{Name: "hour", Limit: 3, Period: time.Hour},
@@ -42,9 +42,9 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 			Tenants: map[string]throttle.Tenant{"acme": {Weight: 3, Windows: map[string]throttle.Override{"hour": {Limit: 2}}}},
 		}}
 		version := publish(t, s, 0, everything...)
-		limitertest.Until(t, "the limiter follows", func() bool { return own.Policies()[0].Windows[0].Limit == 3 })
+		limitertest.Until(t, "the limiter follows", func() bool { return configured.Policies()[0].Windows[0].Limit == 3 })
 		want := newLimiter(t, throttle.Config{Client: client, Policies: everything}).Policies()
-		expect.Equal(t, own.Policies(), want, "policies have changed on their way")
+		expect.Equal(t, configured.Policies(), want, "policies have changed on their way")
 		follow(t, late, false)
 		expect.Equal(t, late.Policies(), want, "one that follows later has not at once what was published")
 

@@ -193,7 +193,7 @@ func TestAJobsCallLearnsWhatIsLeft(t *testing.T) {
 		window.Per, window.Shared = []string{"user"}, false
 		limiter := limitertest.New(t, client, policy("api", window))
 		rt := newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, LearnOnly: true})
-		of := func(user string) throttle.Request {
+		requestOf := func(user string) throttle.Request {
 			return throttle.Request{Policy: "api", Attributes: map[string]string{"team": "x", "user": user}}
 		}
 		bob := throttle.Request{Policy: "api", Attributes: map[string]string{"user": "bob"}} // of the scope, as a taken ticket
@@ -202,7 +202,7 @@ func TestAJobsCallLearnsWhatIsLeft(t *testing.T) {
 			limitertest.Reserve(t, limiter, bob)
 		}
 		grant.At = grant.At.Add(-time.Minute) // since which the upstream has counted the others
-		for i, job := range []*throttle.Caller{{Request: bob}, {Decision: grant, Request: of("eve")}, {Decision: grant, Request: of("bob")}} {
+		for i, job := range []*throttle.Caller{{Request: bob}, {Decision: grant, Request: requestOf("eve")}, {Decision: grant, Request: requestOf("bob")}} {
 			expect.Must(t, expect.ErrOf(get(throttle.WithCaller(t.Context(), job), rt, server.URL)))
 			two := bob
 			two.Cost = map[string]int64{"requests": 2}

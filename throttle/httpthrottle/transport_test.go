@@ -191,7 +191,7 @@ func TestABaseThatAnswersNothing(t *testing.T) {
 
 func TestConfigsOfTransports(t *testing.T) {
 	t.Parallel()
-	limiter := limitertest.New(t, throttletest.Client(t, "127.0.0.1:1"), policy("api", perHour(1)))
+	limiter := limitertest.New(t, limitertest.NoRedis(t), policy("api", perHour(1)))
 	for want, c := range map[string]httpthrottle.TransportConfig{
 		"Limiter is nil":  {},
 		`Policy "nope"`:   {Limiter: limiter, Policy: "nope"},
@@ -207,11 +207,9 @@ func TestConfigsOfTransports(t *testing.T) {
 func TestNoCallIsMadeWhileRedisIsAway(t *testing.T) {
 	t.Parallel()
 	server := newUpstream(t, ok)
-	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1, MaxRetries: -1})
-	defer client.Close()
 	closed, open := policy("closed", perHour(1)), policy("open", slots(1))
 	open.FailOpen = true
-	limiter := limitertest.New(t, client, closed, open)
+	limiter := limitertest.New(t, limitertest.NoRedis(t), closed, open)
 	_, err := get(t.Context(), newTransport(t, httpthrottle.TransportConfig{Limiter: limiter, Policy: "closed"}), server.URL)
 	var wrapped *url.Error
 	expect.That(t, errors.Is(err, throttle.ErrUnavailable) && errors.As(err, &wrapped) && server.calls.Load() == 0,

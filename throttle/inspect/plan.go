@@ -94,8 +94,8 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 		if t.left > 0 && !o.Deadline.IsZero() {
 			t.Late += int(t.left)
 		}
-		p.Finish = p.Finish.with(t.Finish)
-		byTenant[t.Tenant] = cmp.Or(byTenant[t.Tenant], Finish{Tenant: t.Tenant, Expected: at}).with(t.Finish)
+		p.Finish = p.Finish.merge(t.Finish)
+		byTenant[t.Tenant] = cmp.Or(byTenant[t.Tenant], Finish{Tenant: t.Tenant, Expected: at}).merge(t.Finish)
 	}
 	p.Tenants = slices.AppendSeq(p.Tenants, maps.Values(byTenant))
 	slices.SortFunc(p.Tenants, func(x, y Finish) int {
@@ -104,8 +104,8 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	return p, nil
 }
 
-// with returns the finish of these requests and of others.
-func (f Finish) with(others Finish) Finish {
+// merge returns the finish of these requests and of others.
+func (f Finish) merge(others Finish) Finish {
 	f.Count, f.Late, f.NeverFits = f.Count+others.Count, f.Late+others.Late, cmp.Or(others.NeverFits, f.NeverFits)
 	if !f.Expected.IsZero() && (others.Expected.IsZero() || others.Expected.After(f.Expected)) {
 		f.Expected, f.Binds = others.Expected, others.Binds

@@ -42,8 +42,8 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 	all := exported(m)
 	expect.Require(t, len(all) >= 15, len(all), "metrics: is the test looking in the wrong place?")
 	labels := []string{"job", "le"} // Prometheus adds the job
-	for _, own := range all {
-		labels = append(labels, own...)
+	for _, names := range all {
+		labels = append(labels, names...)
 	}
 	for name, leaveOut := range map[string]int{"metrics.md": 0, "metrics/alerts.yml": 12, "metrics/dashboard.json": 16} {
 		text := expect.Got(os.ReadFile("../../docs/howto/" + name))(t)
@@ -53,11 +53,11 @@ func TestDocsNameWhatIsExported(t *testing.T) {
 			if all[metric] == nil {
 				metric = suffix.ReplaceAllString(metric, "")
 			}
-			own, ok := all[metric]
+			names, ok := all[metric]
 			expect.That(t, ok, name, "there is no metric", use[1])
 			named[metric] = true
 			for _, label := range matcher.FindAllStringSubmatch(use[2], -1) {
-				expect.That(t, slices.Contains(own, label[1]) || label[1] == "le",
+				expect.That(t, slices.Contains(names, label[1]) || label[1] == "le",
 					name, metric, "has no label", label[1])
 			}
 		}

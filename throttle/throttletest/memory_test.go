@@ -63,13 +63,13 @@ func TestDenyAfterNeedsWhatCanBeDenied(t *testing.T) {
 		{throttle.Request{Policy: "api", Tenant: "acme"}, 4, "too few for 4"},
 		{throttle.Request{Policy: "api", Tenant: "acme"}, 1, ""},
 	} {
-		said := ""
+		message := ""
 		func() {
-			defer func() { said, _ = recover().(string) }()
+			defer func() { message, _ = recover().(string) }()
 			throttletest.DenyAfter(failing{t}, limiter, row.r, row.n)
 		}()
-		expect.That(t, strings.Contains(said, row.want) && (said == "") == (row.want == ""),
-			row.r, row.n, said, "want", row.want)
+		expect.That(t, strings.Contains(message, row.want) && (message == "") == (row.want == ""),
+			row.r, row.n, message, "want", row.want)
 	}
 	for i := range 2 {
 		d, err := limiter.Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})

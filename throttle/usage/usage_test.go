@@ -155,8 +155,8 @@ func TestCorrectionsOfStaleReservationsAreCounted(t *testing.T) {
 			expect.Must(t, expect.ErrOf(settled.Settle(t.Context(), requests(30))))
 		}
 		expect.Must(t, expect.ErrOf(stale[0].Cancel(t.Context())))
-		of := []int64{-60, 30, 30, -90, 20}
-		want := append(slices.Concat(of, of), -30)
+		deltas := []int64{-60, 30, 30, -90, 20}
+		want := append(slices.Concat(deltas, deltas), -30)
 		expect.That(t, slices.Equal(changes, want), "the changes are", changes, "want", want)
 		write()
 		expect.Equal(t, top(t, l, 1), "[{acme 30 1}]")

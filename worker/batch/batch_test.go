@@ -30,7 +30,7 @@ func TestATickFiresOnce(t *testing.T) {
 		b := batch.Batch{Name: "minutely", Schedule: "* * * * *", Tasks: calls(4), Tenants: batch.List("acme", "zeta")}
 		s.serve(succeed)
 		random := rand.New(rand.NewPCG(1, 2))
-		schedulers := []*process{s.scheduler(b), s.scheduler(b), s.scheduler(b)}
+		schedulers := []*schedulerProcess{s.scheduler(b), s.scheduler(b), s.scheduler(b)}
 		time.Sleep(time.Second) // they know the batch
 		begun := time.Now()
 		for range 10 {
@@ -357,7 +357,7 @@ func TestABatchWaitsForTheLimiter(t *testing.T) {
 func TestStallsHoldNothingUpForLong(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		took := func(name string, disturb func(p *process)) time.Duration {
+		took := func(name string, disturb func(p *schedulerProcess)) time.Duration {
 			s := fake(t, many()...)
 			b := batch.Batch{Name: name, Tasks: calls(500), Tenants: batch.List(tenants(10)...)}
 			p := s.scheduler(b)
@@ -378,9 +378,9 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 			return time.Since(begun)
 		}
 		calm := took("calm", nil)
-		stalls := took("stalls", func(p *process) { p.stalls.Store(true) })
+		stalls := took("stalls", func(p *schedulerProcess) { p.stalls.Store(true) })
 		expect.That(t, stalls <= calm*3/2, "with stalls it took", stalls, ", without", calm)
-		errors := took("errors", func(p *process) {
+		errors := took("errors", func(p *schedulerProcess) {
 			p.deaf.Store(time.Since(time.Now().Truncate(3*time.Second)) < 350*time.Millisecond)
 		})
 		expect.That(t, errors <= calm*3/2, "with errors it took", errors, ", without", calm)

@@ -98,7 +98,7 @@ func TestATenantThatComesTwiceHoldsAFiringUp(t *testing.T) {
 	})
 }
 
-func firings(s *batchSite, p *process, n int) []batch.Firing {
+func firings(s *batchSite, p *schedulerProcess, n int) []batch.Firing {
 	s.Helper()
 	return expect.Got(p.Firings(context.Background(), "b", n))(s)
 }

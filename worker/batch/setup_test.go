@@ -44,14 +44,14 @@ func inBubble(t *testing.T, windows []throttle.Window, test func(t *testing.T, s
 }
 
 // fire fires a batch.
-func (s *batchSite) fire(p *process, name string) batch.Firing {
+func (s *batchSite) fire(p *schedulerProcess, name string) batch.Firing {
 	s.Helper()
 	f := expect.Got(p.Fire(context.Background(), name))(s)
 	return f
 }
 
 // status returns the status of a firing.
-func (s *batchSite) status(p *process, f batch.Firing) batch.Status {
+func (s *batchSite) status(p *schedulerProcess, f batch.Firing) batch.Status {
 	s.Helper()
 	status := expect.Got(p.Status(context.Background(), f))(s)
 	return status
@@ -89,8 +89,8 @@ func calls(n int) batch.Tasks {
 	}
 }
 
-// A process is a scheduler that can be killed.
-type process struct {
+// A schedulerProcess is a scheduler that can be killed.
+type schedulerProcess struct {
 	*batch.Scheduler
 	dead    atomic.Bool
 	deaf    atomic.Bool  // to the limiter's Redis
@@ -104,13 +104,13 @@ type process struct {
 
 var errDead = errors.New("the process is dead")
 
-// A gate is a redis.Limiter of a process's clients, which copies of them keep.
-type gate struct {
-	*process
+// A processGate is a redis.Limiter of a process's clients, which copies of them keep.
+type processGate struct {
+	*schedulerProcess
 	limiter bool // the client is its limiter's
 }
 
-func (g gate) Allow() error {
+func (g processGate) Allow() error {
 	const every, stall = 3 * time.Second, 350 * time.Millisecond
 	if g.limiter {
 		time.Sleep(time.Duration(g.latency.Load()))
@@ -124,28 +124,28 @@ func (g gate) Allow() error {
 	return nil
 }
 
-func (gate) ReportResult(error) {}
+func (processGate) ReportResult(error) {}
 
 // A mortalConn makes the clients of a process: they fail when it is dead.
 type mortalConn struct {
 	*batchSite
-	gate
+	processGate
 }
 
 func (m mortalConn) MakeRedisClient() any {
 	o := sitetest.SameRedis(m.Redis)
-	o.Limiter = m.gate
+	o.Limiter = m.processGate
 	return sitetest.Connect(o)
 }
 
 // scheduler returns one that runs until the test ends, or it is killed.
-func (s *batchSite) scheduler(batches ...batch.Batch) *process {
+func (s *batchSite) scheduler(batches ...batch.Batch) *schedulerProcess {
 	s.Helper()
 	return s.mortal(0, batches...)
 }
 
 // mortal is scheduler with leases of another length than the default.
-func (s *batchSite) mortal(lease time.Duration, batches ...batch.Batch) *process {
+func (s *batchSite) mortal(lease time.Duration, batches ...batch.Batch) *schedulerProcess {
 	s.Helper()
 	p := s.idle(batches...)
 	if lease > 0 {
@@ -163,14 +163,14 @@ func (s *batchSite) mortal(lease time.Duration, batches ...batch.Batch) *process
 }
 
 // idle returns a scheduler that does not run.
-func (s *batchSite) idle(batches ...batch.Batch) *process {
+func (s *batchSite) idle(batches ...batch.Batch) *schedulerProcess {
 	s.Helper()
-	p := &process{stopped: make(chan struct{})}
+	p := &schedulerProcess{stopped: make(chan struct{})}
 	var err error
-	client := mortalConn{s, gate{p, true}}.MakeRedisClient().(redis.UniversalClient)
+	client := mortalConn{s, processGate{p, true}}.MakeRedisClient().(redis.UniversalClient)
 	p.limiter, err = throttle.New(throttle.Config{Client: client, Policies: s.Limiter.Policies(), Tenants: s.tenants})
 	expect.Must(s, err)
-	p.Scheduler, err = batch.NewScheduler(mortalConn{s, gate{p, false}}, batch.Config{
+	p.Scheduler, err = batch.NewScheduler(mortalConn{s, processGate{p, false}}, batch.Config{
 		Batches: batches,
 		Client:  worker.ClientConfig{Limiter: p.limiter},
 		Logger:  slog.New(slog.NewTextHandler(&p.log, nil)),
@@ -180,7 +180,7 @@ func (s *batchSite) idle(batches ...batch.Batch) *process {
 }
 
 // kill ends the process without any more calls.
-func (p *process) kill() {
+func (p *schedulerProcess) kill() {
 	p.dead.Store(true)
 	p.stop()
 	<-p.stopped
@@ -202,7 +202,7 @@ func (s *batchSite) serve(handler asynq.HandlerFunc) *worker.Server {
 func succeed(context.Context, *asynq.Task) error { return nil }
 
 // wait waits until the firing's status is as wanted.
-func (s *batchSite) wait(p *process, f batch.Firing, what string, is func(batch.Status) bool) batch.Status {
+func (s *batchSite) wait(p *schedulerProcess, f batch.Firing, what string, is func(batch.Status) bool) batch.Status {
 	s.Helper()
 	// A task that waits for its fallback is two minutes late.
 	for end := time.Now().Add(110 * time.Second); ; time.Sleep(100 * time.Millisecond) {

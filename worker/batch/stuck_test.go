@@ -109,7 +109,7 @@ func TestAFiringLastsForWeeks(t *testing.T) {
 	inBubble(t, many(), func(t *testing.T, s *batchSite) {
 		unique := []asynq.Option{asynq.Unique(10 * time.Minute)}
 		b := batch.Batch{Name: "b", Options: unique, Tasks: calls(3), Tenants: batch.List("acme")}
-		var p *process
+		var p *schedulerProcess
 		var f batch.Firing
 		for range 3 { // in place of a scheduler that runs all the time
 			if p = s.scheduler(b); f.Batch == "" {

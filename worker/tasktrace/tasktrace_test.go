@@ -23,8 +23,8 @@ import (
 	"github.com/sluice-go/sluice/worker/workertest"
 )
 
-// A recorder is an SDK that keeps the spans that have ended.
-type recorder struct {
+// A spanRecorder is an SDK that keeps the spans that have ended.
+type spanRecorder struct {
 	noop.TracerProvider
 	mu    sync.Mutex
 	spans []span
@@ -32,7 +32,7 @@ type recorder struct {
 
 type span struct {
 	noop.Span
-	recorder   *recorder
+	recorder   *spanRecorder
 	name       string
 	begun, end time.Time
 	attributes map[string]string
@@ -41,10 +41,10 @@ type span struct {
 
 type tracer struct {
 	noop.Tracer
-	recorder *recorder
+	recorder *spanRecorder
 }
 
-func (r *recorder) Tracer(string, ...trace.TracerOption) trace.Tracer { return tracer{recorder: r} }
+func (r *spanRecorder) Tracer(string, ...trace.TracerOption) trace.Tracer { return tracer{recorder: r} }
 
 func (t tracer) Start(ctx context.Context, name string, options ...trace.SpanStartOption) (context.Context, trace.Span) {
 	c := trace.NewSpanStartConfig(options...)
@@ -80,7 +80,7 @@ func TestWaitsAreSpans(t *testing.T) {
 			Name: "api", Match: []string{"api:*"}, Windows: []throttle.Window{{Name: "w", Limit: 1, Period: 10 * time.Second}},
 		}}})
 		expect.Must(t, err)
-		var spans recorder
+		var spans spanRecorder
 		tracing := expect.Got(tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans}))(t)
 		client := expect.Got(worker.NewClient(opt, worker.ClientConfig{Headers: tracing.Headers, Limiter: limiter}))(t)
 		defer client.Close()
@@ -156,7 +156,7 @@ func TestConfigIsChecked(t *testing.T) {
 // The span of a wait names the window that held the task.
 func TestAWaitNamesTheWindowThatHeldTheTask(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var spans recorder
+		var spans spanRecorder
 		tracing := expect.Got(tasktrace.New(tasktrace.Config{Propagator: propagation.TraceContext{}, TracerProvider: &spans}))(t)
 		w := workertest.Start(t, workertest.Config{
 			Client:  worker.ClientConfig{Headers: tracing.Headers},

@@ -43,15 +43,15 @@ func retryAfter(d time.Duration) error {
 	return worker.RetryAfter(d)
 }
 
-// An api allows five calls in any ten seconds, of which a stranger takes the first two.
-type api struct {
+// A limitedAPI allows five calls in any ten seconds, of which a stranger takes the first two.
+type limitedAPI struct {
 	mu      sync.Mutex
 	calls   []time.Time
 	served  []int
 	refused int
 }
 
-func (a *api) call(number int) (ok bool, retryIn time.Duration) {
+func (a *limitedAPI) call(number int) (ok bool, retryIn time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := time.Now()
@@ -65,7 +65,7 @@ func (a *api) call(number int) (ok bool, retryIn time.Duration) {
 }
 
 // overtaken returns how many tasks ran before one that was enqueued earlier.
-func (a *api) overtaken() (n int) {
+func (a *limitedAPI) overtaken() (n int) {
 	for i := range a.served {
 		if slices.Max(a.served[:i+1]) != a.served[i] {
 			n++
@@ -75,8 +75,8 @@ func (a *api) overtaken() (n int) {
 }
 
 // runAgainst runs 20 tasks by a handler that answers a refusal by that error.
-func runAgainst(t *testing.T, c asynq.Config, policies []throttle.Policy, refused func(time.Duration) error) *api {
-	a := &api{}
+func runAgainst(t *testing.T, c asynq.Config, policies []throttle.Policy, refused func(time.Duration) error) *limitedAPI {
+	a := &limitedAPI{}
 	synctest.Test(t, func(t *testing.T) {
 		a.calls = []time.Time{time.Now(), time.Now()}
 		w := workertest.Start(t, workertest.Config{
@@ -111,7 +111,7 @@ func TestTheWikisIdiomAndWhatReplacesIt(t *testing.T) {
 	replaced := runAgainst(t, asynq.Config{Concurrency: 4}, policies, retryAfter)
 	for _, c := range []struct {
 		name string
-		api  *api
+		api  *limitedAPI
 	}{{"asynq alone", old}, {"the idiom left as it is", left}, {"worker.RetryAfter", replaced}} {
 		t.Logf("%s: %d of %d calls refused, %d overtaken", c.name, c.api.refused, c.api.refused+len(c.api.served), c.api.overtaken())
 		expect.That(t, len(c.api.served) == 20, c.name, len(c.api.served), "calls were served, want 20")

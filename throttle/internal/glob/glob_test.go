@@ -115,7 +115,7 @@ func TestOverlapsAreThoseOfTheSlowCheck(t *testing.T) {
 
 // Globs whose ends differ are not compared byte by byte.
 func TestManyGlobsAreComparedFast(t *testing.T) {
-	of := func(lists, globs int, format string) [][]string {
+	globLists := func(lists, globs int, format string) [][]string {
 		all := make([][]string, lists)
 		for i := range all {
 			for j := range globs {
@@ -125,9 +125,9 @@ func TestManyGlobsAreComparedFast(t *testing.T) {
 		return all
 	}
 	for _, lists := range [][][]string{
-		of(2, 4000, "queue:%05d:*"), of(2500, 1, "%05d:*"), of(1000, 3, "type%06d"), of(2, 2500, "*:%06d"), of(200, 20, "a*%06d"),
+		globLists(2, 4000, "queue:%05d:*"), globLists(2500, 1, "%05d:*"), globLists(1000, 3, "type%06d"), globLists(2, 2500, "*:%06d"), globLists(200, 20, "a*%06d"),
 	} {
 		expect.Equal(t, Overlaps(lists), nil, lists[0][0])
 	}
-	expect.Equal(t, len(Overlaps(of(3000, 1, "*%d*"))), 2999, "pairs")
+	expect.Equal(t, len(Overlaps(globLists(3000, 1, "*%d*"))), 2999, "pairs")
 }

@@ -42,8 +42,8 @@ func TestCheckRedisFindsWhatIsNotSetUp(t *testing.T) {
 		defer meek.Close()
 		found(t, meek, "")
 		replica := throttletest.Client(t, throttletest.Redis(t, "--replicaof", strings.Replace(primary, ":", " ", 1), "--maxmemory-policy", "allkeys-lru"))
-		said := expect.ErrOf(New(t, replica, three()).CheckRedis(ctx))
-		expect.That(t, strings.Contains(fmt.Sprint(said), "READONLY"), "of a replica it says", said)
+		refusal := expect.ErrOf(New(t, replica, three()).CheckRedis(ctx))
+		expect.That(t, strings.Contains(fmt.Sprint(refusal), "READONLY"), "of a replica it says", refusal)
 	})
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
@@ -56,11 +56,11 @@ func TestCheckRedisFindsWhatIsNotSetUp(t *testing.T) {
 			found(t, client, "redis "+node.Addr+": maxmemory-policy is volatile-ttl")
 			admin.ConfigSet(t.Context(), "maxmemory-policy", "noeviction")
 		}
-		var said []error
+		var refusals []error
 		for _, node := range c.Nodes {
-			said = append(said, expect.ErrOf(New(t, throttletest.Client(t, node.Addr), three()).CheckRedis(t.Context())))
+			refusals = append(refusals, expect.ErrOf(New(t, throttletest.Client(t, node.Addr), three()).CheckRedis(t.Context())))
 		}
-		expect.That(t, strings.Contains(fmt.Sprint(said), "MOVED"), "of a node of a Cluster it says", said)
+		expect.That(t, strings.Contains(fmt.Sprint(refusals), "MOVED"), "of a node of a Cluster it says", refusals)
 	})
 	t.Run("miniredis", func(t *testing.T) {
 		t.Parallel()

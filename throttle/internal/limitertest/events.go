@@ -10,23 +10,23 @@ type Events struct {
 	Clock *Clock // is set to their times, if there is one
 	Now   time.Duration
 
-	list []event // the next one first
+	list []timedEvent // the next one first
 }
 
-type event struct {
+type timedEvent struct {
 	at time.Duration
 	do func()
 }
 
 // At adds an event, after others at its time.
 func (e *Events) At(at time.Duration, do func()) {
-	i, _ := slices.BinarySearchFunc(e.list, at, func(one event, at time.Duration) int {
+	i, _ := slices.BinarySearchFunc(e.list, at, func(one timedEvent, at time.Duration) int {
 		if one.at <= at {
 			return -1
 		}
 		return 1
 	})
-	e.list = slices.Insert(e.list, i, event{at, do})
+	e.list = slices.Insert(e.list, i, timedEvent{at, do})
 }
 
 // Next lets the next event happen. It returns false if there is none until then.

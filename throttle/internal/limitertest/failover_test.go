@@ -29,7 +29,7 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			old := throttletest.Client(t, throttletest.Redis(t, append(args, "--repl-diskless-sync-delay", "0")...))
-			hole := NewProxy(t, old.Options().Addr)
+			hole := NewLossyProxy(t, old.Options().Addr)
 			promoted := throttletest.Client(t, throttletest.Redis(t, "--replicaof", strings.Replace(hole.Addr, ":", " ", 1)))
 			untilReplication(t, promoted, "master_link_status:up")
 			untilReplication(t, old, "state=online")
@@ -37,7 +37,7 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 			defer behind.Close()
 
 			var mu sync.Mutex
-			var log []Grant
+			var log []LoggedGrant
 			drive := func(client *redis.Client, until func(granted int, err error) bool) {
 				l, granted := New(t, client, p), 0
 				for end := time.Now().Add(m); ; time.Sleep(5 * ms) {
@@ -45,7 +45,7 @@ func TestWhatABlackholedPrimaryExceeds(t *testing.T) {
 					if d.Granted {
 						granted++
 						mu.Lock()
-						log = append(log, Grant{At: d.At.UnixMicro(), Units: 1})
+						log = append(log, LoggedGrant{At: d.At.UnixMicro(), Units: 1})
 						mu.Unlock()
 					}
 					if until(granted, err) {

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/hooktest"
@@ -30,7 +29,7 @@ func impatient(t *testing.T, addr string) *redis.Client {
 // unanswered is a client that soon gives up waiting for a Redis that hangs.
 func unanswered(t *testing.T) *redis.Client {
 	t.Helper()
-	p := NewProxy(t, throttletest.Miniredis(t).Addr())
+	p := NewLossyProxy(t, throttletest.Miniredis(t).Addr())
 	p.Hole.Store(true)
 	return givesUpAfter(t, p.Addr, 200*ms)
 }
@@ -218,12 +217,9 @@ func TestContextThatEnds(t *testing.T) {
 	})
 	t.Run("cancelled while Redis is down", func(t *testing.T) {
 		t.Parallel()
-		server := expect.Got(miniredis.Run())(t)
-		addr := server.Addr()
-		server.Close()
 		ctx, end := context.WithCancelCause(t.Context())
 		end(errors.New("shutting down"))
-		d, err := New(t, impatient(t, addr), p).Reserve(ctx, Acme(1))
+		d, err := New(t, NoRedis(t), p).Reserve(ctx, Acme(1))
 		expect.That(t, errors.Is(err, context.Canceled) && !d.Granted, "granted", d.Granted, err)
 	})
 }

@@ -9,21 +9,21 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
-// A Proxy stands between client and Redis. It loses replies, or everything.
-type Proxy struct {
+// A LossyProxy stands between client and Redis. It loses replies, or everything.
+type LossyProxy struct {
 	Addr string
 	Lose atomic.Int32 // replies to scripts yet to be lost
 	Lost atomic.Int32
 	Hole atomic.Bool // it swallows all that is sent either way, and connections stay
 }
 
-// NewProxy returns a proxy of the Redis at an address.
-func NewProxy(t *testing.T, server string) *Proxy {
+// NewLossyProxy returns a proxy of the Redis at an address.
+func NewLossyProxy(t *testing.T, server string) *LossyProxy {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	expect.Must(t, err)
 	t.Cleanup(func() { listener.Close() })
-	p := &Proxy{Addr: listener.Addr().String()}
+	p := &LossyProxy{Addr: listener.Addr().String()}
 	go func() {
 		for {
 			client, err := listener.Accept()
@@ -36,7 +36,7 @@ func NewProxy(t *testing.T, server string) *Proxy {
 	return p
 }
 
-func (p *Proxy) serve(client net.Conn, addr string) {
+func (p *LossyProxy) serve(client net.Conn, addr string) {
 	server, err := net.Dial("tcp", addr)
 	if err != nil {
 		client.Close()

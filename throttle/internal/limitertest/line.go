@@ -124,12 +124,12 @@ func (c counts) add(what, name, units, times string) {
 // Faults lists where the keys of a line count other tickets and units than wait in it: expected starts go by these.
 // (Who waits at a wrong node, or at none, is never taken.) Keys have a TTL only withTTL.
 func (st LineState) Faults(withTTL bool) (faults []string) {
-	tickets, flows, said, waits := st.Hashes["t"], st.Hashes["f"], counts{}, counts{}
+	tickets, flows, counted, waits := st.Hashes["t"], st.Hashes["f"], counts{}, counts{}
 	scopes := map[string][]string{} // by flow, as suffixes
 	onlyTenants := true
 	for flow, record := range flows {
 		fields := append(strings.Fields(strings.Split(record, ";")[0]), make([]string, 8)...)
-		said.add("flow ", flow, fields[1], fields[0])
+		counted.add("flow ", flow, fields[1], fields[0])
 		side, _, _ := strings.Cut(flow, "|") // its queue, of its class
 		waits.add("queue ", side, "flows=1/,weights="+fields[2]+"/", "0")
 		scopes[flow] = strings.Split(fields[7], "+")
@@ -140,15 +140,15 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 	}
 	for node, record := range st.Hashes["u"] {
 		fields := append(strings.Fields(record), "", "", "")
-		said.add("node ", node, fields[2], fields[0])
+		counted.add("node ", node, fields[2], fields[0])
 	}
 	for queue, record := range st.Hashes["z"] {
 		if fields := append(strings.Fields(record), make([]string, 13)...); fields[1] != "0" {
-			said.add("queue ", queue, fmt.Sprintf("%s,flows=%s/,weights=%s/", fields[12], fields[8], fields[2]), fields[1])
+			counted.add("queue ", queue, fmt.Sprintf("%s,flows=%s/,weights=%s/", fields[12], fields[8], fields[2]), fields[1])
 		}
 	}
 	if n, _, _ := strings.Cut(st.Values["q"], " "); n != "" {
-		said.add("line", "", "", n)
+		counted.add("line", "", "", n)
 	}
 	for ticket, record := range tickets {
 		fields := append(strings.Split(record[min(16, len(record)):], " "), "")
@@ -171,10 +171,10 @@ func (st LineState) Faults(withTTL bool) (faults []string) {
 		}
 	}
 	names := maps.Clone(waits)
-	maps.Copy(names, said)
+	maps.Copy(names, counted)
 	for name := range names {
-		if !maps.Equal(waits[name], said[name]) {
-			faults = append(faults, fmt.Sprintf("of %q %v wait, and %v are counted", name, waits[name], said[name]))
+		if !maps.Equal(waits[name], counted[name]) {
+			faults = append(faults, fmt.Sprintf("of %q %v wait, and %v are counted", name, waits[name], counted[name]))
 		}
 	}
 	slices.Sort(faults)

@@ -7,14 +7,14 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A Grant is what the called side notes: when, by the clock of Redis, and how much.
-type Grant struct{ At, Units int64 }
+// A LoggedGrant is what the called side notes: when, by the clock of Redis, and how much.
+type LoggedGrant struct{ At, Units int64 }
 
 // MostOver counts by brute force how many units were granted above what a window of algorithm sliding, gcra or fixed
 // promises, in the worst place of the log; 0 or less is good. It knows nothing of how the scripts count.
-func MostOver(w throttle.Window, log []Grant) int64 {
+func MostOver(w throttle.Window, log []LoggedGrant) int64 {
 	w = Policy(w).WithDefaults().Windows[0]
-	slices.SortStableFunc(log, func(a, b Grant) int { return int(a.At - b.At) })
+	slices.SortStableFunc(log, func(a, b LoggedGrant) int { return int(a.At - b.At) })
 	period, worst := (w.Period + w.Margin).Microseconds(), -w.Limit
 	bucket, inBucket := int64(-1), int64(0)
 	for i := range log {

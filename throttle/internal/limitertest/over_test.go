@@ -15,16 +15,16 @@ func TestTheMostAboveALimitIsFound(t *testing.T) {
 	gcra := throttle.Window{Algorithm: throttle.AlgorithmGCRA, Limit: 5, Burst: 3, Period: 10 * us}
 	for i, tc := range []struct {
 		w    throttle.Window
-		log  []Grant
+		log  []LoggedGrant
 		want int64
 	}{
-		{sliding, []Grant{{1, 3}, {11, 3}}, 0},
-		{sliding, []Grant{{2, 3}, {11, 2}}, 2},
-		{sliding, []Grant{{5, 1}, {6, 1}}, -1},
-		{fixed, []Grant{{9, 3}, {10, 3}}, 0},
-		{fixed, []Grant{{10, 3}, {19, 1}}, 1},
-		{gcra, []Grant{{0, 3}, {2, 1}, {4, 1}}, 0},
-		{gcra, []Grant{{0, 3}, {2, 1}, {3, 1}}, 1},
+		{sliding, []LoggedGrant{{1, 3}, {11, 3}}, 0},
+		{sliding, []LoggedGrant{{2, 3}, {11, 2}}, 2},
+		{sliding, []LoggedGrant{{5, 1}, {6, 1}}, -1},
+		{fixed, []LoggedGrant{{9, 3}, {10, 3}}, 0},
+		{fixed, []LoggedGrant{{10, 3}, {19, 1}}, 1},
+		{gcra, []LoggedGrant{{0, 3}, {2, 1}, {4, 1}}, 0},
+		{gcra, []LoggedGrant{{0, 3}, {2, 1}, {3, 1}}, 1},
 	} {
 		expect.Equal(t, MostOver(tc.w, tc.log), tc.want, i)
 	}

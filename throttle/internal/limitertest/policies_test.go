@@ -18,9 +18,7 @@ import (
 
 func TestPolicyForATaskType(t *testing.T) {
 	window := []throttle.Window{{Name: "w", Limit: 1, Period: m}}
-	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-	defer client.Close()
-	l := New(t, client,
+	l := New(t, NoRedis(t),
 		throttle.Policy{Name: "http", Match: []string{"http:*", "rpc:?"}, Windows: window},
 		throttle.Policy{Name: "mail", Match: []string{"mail:send"}, Windows: window},
 		throttle.Policy{Name: "by-name-only", Windows: window},
@@ -99,10 +97,8 @@ func TestReplacedPoliciesAreLogged(t *testing.T) {
 	named := func(name string, limit int64) throttle.Policy {
 		return throttle.Policy{Name: name, Match: []string{name}, Windows: []throttle.Window{{Name: "w", Limit: limit, Period: time.Second}}}
 	}
-	client := redis.NewClient(&redis.Options{})
-	defer client.Close()
 	l := NewFrom(t, throttle.Config{
-		Client: client, Logger: slog.New(slog.NewTextHandler(&log, nil)), Policies: []throttle.Policy{named("a", 1), named("b", 1), named("c", 1)},
+		Client: NoRedis(t), Logger: slog.New(slog.NewTextHandler(&log, nil)), Policies: []throttle.Policy{named("a", 1), named("b", 1), named("c", 1)},
 	})
 	for _, row := range []struct {
 		policies []throttle.Policy

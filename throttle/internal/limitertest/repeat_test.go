@@ -15,7 +15,7 @@ import (
 
 // go-redis repeats a call whose connection broke.
 func TestLostReplyIsChargedOnce(t *testing.T) {
-	p := NewProxy(t, Redis(t).Options().Addr)
+	p := NewLossyProxy(t, Redis(t).Options().Addr)
 	l := New(t, throttletest.Client(t, p.Addr), Policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
 	Peek(t, l, Acme(1)) // loads the script
 
@@ -72,7 +72,7 @@ func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 // process gives back what it took. One that never arrived takes nothing, also if a copy of it arrives late.
 func TestWhatAnErrorHidesIsGivenBack(t *testing.T) {
 	direct := Redis(t)
-	proxy := NewProxy(t, direct.Options().Addr)
+	proxy := NewLossyProxy(t, direct.Options().Addr)
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, MaxRetries: -1})
 	defer client.Close()
 	p := Policy(

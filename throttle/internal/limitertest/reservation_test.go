@@ -28,7 +28,7 @@ func methods(ctx context.Context, r throttle.Reservation) map[string]error {
 
 // A reservation that was decoded, such as from JSON, does not know what it holds.
 func TestAReservationOfNoLimiterIsRefused(t *testing.T) {
-	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), Policy(Slots(1)))
+	l := New(t, NoRedis(t), Policy(Slots(1)))
 	decoded := throttle.Reservation{Request: Acme(1), ID: "0123456789abcdef"}
 	for method, err := range methods(t.Context(), l.Attach(decoded)) {
 		var invalid *throttle.RequestError
@@ -63,7 +63,7 @@ func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
 func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
 	p := Policy(Slots(1))
 	p.FailOpen = true
-	l := New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1}), p)
+	l := New(t, NoRedis(t), p)
 	d := Reserve(t, l, Acme(1))
 	expect.Require(t, d.FailedOpen != nil && d.Reservation.Tenant == "acme" && d.Reservation.ID == "", d)
 	for method, err := range methods(t.Context(), d.Reservation) {

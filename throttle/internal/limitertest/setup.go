@@ -59,6 +59,13 @@ func Example(policies ...throttle.Policy) *throttle.Limiter {
 	return l
 }
 
+// NoRedis returns a client of an address at which no Redis is. It tries once, and is closed when the test ends.
+func NoRedis(t testing.TB) *redis.Client {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", DialerRetries: 1, MaxRetries: -1})
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
 // TB is what testing.T and rapid.T have in common.
 type TB interface {
 	expect.TB
@@ -70,7 +77,7 @@ type TB interface {
 type Hooked struct {
 	*throttle.Limiter
 	hooks *testhook.Client
-	gate  *gate
+	gate  *scriptGate
 }
 
 // WantDenied fails the test unless a decision is a denial for that time.
@@ -148,7 +155,7 @@ func NewByClock(t TB, client redis.UniversalClient, c *Clock, policies ...thrott
 func NewEdited(t TB, client redis.UniversalClient, c *Clock, edits []func(string) string, policies ...throttle.Policy) *Hooked {
 	t.Helper()
 	edit, check := edited(edits)
-	g := &gate{UniversalClient: client}
+	g := &scriptGate{UniversalClient: client}
 	hooks := &testhook.Client{UniversalClient: g, Edit: edit}
 	if c != nil {
 		hooks.Now = c.US.Load

@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// A gate is a connection that can stop scripts.
-type gate struct {
+// A scriptGate is a connection that can stop scripts.
+type scriptGate struct {
 	redis.UniversalClient
 
 	mu      sync.Mutex
@@ -20,7 +20,7 @@ type gate struct {
 	stopped chan struct{} // one value for each call that is stopped
 }
 
-func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
+func (g *scriptGate) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
 	g.mu.Lock()
 	shut, stopped := g.shut, g.stopped
 	g.mu.Unlock()
@@ -31,13 +31,13 @@ func (g *gate) EvalSha(ctx context.Context, sha string, keys []string, args ...a
 	return g.UniversalClient.EvalSha(ctx, sha, keys, args...)
 }
 
-func (g *gate) close() {
+func (g *scriptGate) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.shut, g.stopped = make(chan struct{}), make(chan struct{}, 100)
 }
 
-func (g *gate) open() {
+func (g *scriptGate) open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	close(g.shut)

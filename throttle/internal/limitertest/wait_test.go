@@ -106,10 +106,10 @@ func TestWaitDeniesAJobBeforeItsTimeIsOver(t *testing.T) {
 }
 
 func TestWaitGoesOnWhenItsPolicyLosesAWindow(t *testing.T) {
-	own := throttle.Window{Name: "own", Limit: 1, Period: m}
-	Bubble(t, Policy(own, throttle.Window{Name: "w", Limit: 5, Period: h}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
+	tenantWindow := throttle.Window{Name: "own", Limit: 1, Period: m}
+	Bubble(t, Policy(tenantWindow, throttle.Window{Name: "w", Limit: 5, Period: h}), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {
 		Reserve(t, l, Acme(1))
-		time.AfterFunc(s, func() { expect.Must(t, l.SetPolicies([]throttle.Policy{Policy(own)})) })
+		time.AfterFunc(s, func() { expect.Must(t, l.SetPolicies([]throttle.Policy{Policy(tenantWindow)})) })
 		d, err := l.Wait(t.Context(), Acme(1))
 		expect.That(t, err == nil && d.Granted && len(d.Windows) == 1, d, err)
 	})

@@ -26,65 +26,65 @@ func (st *story) spreads(first, step time.Duration, tickets ...string) {
 func TestAdaptingToRefusals(t *testing.T) {
 	t.Parallel()
 	second := limitertest.SharedWindow(10, s)
-	with := func(keep bool, windows ...throttle.Window) throttle.Policy {
+	policy := func(keep bool, windows ...throttle.Window) throttle.Policy {
 		p := limitertest.Policy(windows...)
 		p.KeepRate = keep
 		return p
 	}
-	tell(t, map[string]scenario{
-		"a first refusal spreads what a window holds": {with(false, second), func(st *story) {
+	tell(t, map[string]lineCase{
+		"a first refusal spreads what a window holds": {policy(false, second), func(st *story) {
 			d := st.granted("a1")
 			st.at(10*ms).pause(d.Reservation, ms-1) // for an eighth of the period
 			st.waits("a2", "a3", "b1", "b2")
 			st.spreads(135*ms, 100*ms, "a2", "b1", "a3", "b2")
 		}},
-		"the expected start of who waits is that of the spread": {with(false, second), func(st *story) {
+		"the expected start of who waits is that of the spread": {policy(false, second), func(st *story) {
 			d := st.granted("a1")
 			st.at(10*ms).pause(d.Reservation, 0)
 			st.denied("a2", 125*ms)
 			st.denied("a3", 225*ms)
 			st.denied("a4", 325*ms)
 		}},
-		"off opens as the windows do": {with(true, second), func(st *story) {
+		"off opens as the windows do": {policy(true, second), func(st *story) {
 			st.pause(st.granted("a1").Reservation, -s)
 			st.denied("a2", throttle.DefaultPause)
 			st.at(3*s).takes("a2").granted("a3", "a4", "a5")
 		}},
-		"the tenant who was refused adapts": {with(false, throttle.Window{Name: "own", Limit: 10, Period: s}), func(st *story) {
+		"the tenant who was refused adapts": {policy(false, throttle.Window{Name: "own", Limit: 10, Period: s}), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.granted("b1", "b2", "b3")
 			st.denied("a2", 125*ms)
 		}},
-		"costs are spread": {with(false, second), func(st *story) {
+		"costs are spread": {policy(false, second), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.costs(4).waits("a2", "a3")
 			st.spreads(125*ms, 400*ms, "a2", "a3")
 		}},
-		"the shortest window is what is spread": {with(false, second, throttle.Window{Name: "hour", Limit: 3600, Period: h, Shared: true}), func(st *story) {
+		"the shortest window is what is spread": {policy(false, second, throttle.Window{Name: "hour", Limit: 3600, Period: h, Shared: true}), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.waits("a2", "a3", "a4")
 			st.spreads(125*ms, 100*ms, "a2", "a3", "a4")
 		}},
-		"a bucket is spread too": {with(false, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 5, Period: s, Shared: true}), func(st *story) {
+		"a bucket is spread too": {policy(false, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Burst: 5, Period: s, Shared: true}), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.waits("a2", "a3", "a4")
 			st.spreads(125*ms, 100*ms, "a2", "a3", "a4")
 		}},
-		"slots are not spread": {with(false, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 10, Shared: true}), func(st *story) {
+		"slots are not spread": {policy(false, throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 10, Shared: true}), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.denied("a2", throttle.DefaultPause)
 		}},
-		"another process adapts with its next call": {with(false, second), func(st *story) {
+		"another process adapts with its next call": {policy(false, second), func(st *story) {
 			other := st.server()
 			st.pause(st.granted("a1").Reservation, 0)
-			limitertest.WantDenied(st, limitertest.Reserve(st, other.l, of("a")), 125*ms)
+			limitertest.WantDenied(st, limitertest.Reserve(st, other.l, requestOf("a")), 125*ms)
 			st.at(125 * ms)
 			other.granted("a2")
-			limitertest.WantDenied(st, limitertest.Reserve(st, st.l, of("a")), 100*ms)
+			limitertest.WantDenied(st, limitertest.Reserve(st, st.l, requestOf("a")), 100*ms)
 		}},
-		"Resume ends it": {with(false, second), func(st *story) {
+		"Resume ends it": {policy(false, second), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 0)
-			expect.Must(st, st.l.Resume(st.Context(), of("a")))
+			expect.Must(st, st.l.Resume(st.Context(), requestOf("a")))
 			st.granted("a2", "a3", "a4")
 		}},
 	})
@@ -173,16 +173,16 @@ func TestTheRateHasAFloor(t *testing.T) {
 // Only what was refused adapts, as the policy says whose count that is.
 func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 	t.Parallel()
-	own := throttle.Window{Name: "own", Limit: 10, Period: s}
+	tenantWindow := throttle.Window{Name: "own", Limit: 10, Period: s}
 	type row struct {
 		upstreamShared bool
 		windows        []throttle.Window
 		others         bool
 	}
 	limitertest.EachCase(t, map[string]row{
-		"the tenant":                         {false, []throttle.Window{own}, false},
-		"the tenant, beside a shared window": {false, []throttle.Window{own, limitertest.SharedWindow(100, s)}, false},
-		"all":                                {true, []throttle.Window{own, limitertest.SharedWindow(100, s)}, true},
+		"the tenant":                         {false, []throttle.Window{tenantWindow}, false},
+		"the tenant, beside a shared window": {false, []throttle.Window{tenantWindow, limitertest.SharedWindow(100, s)}, false},
+		"all":                                {true, []throttle.Window{tenantWindow, limitertest.SharedWindow(100, s)}, true},
 		"all, of a shared window":            {false, []throttle.Window{limitertest.SharedWindow(100, s)}, true},
 	}, func(t *testing.T, client *redis.Client, r row) {
 		p := limitertest.Policy(r.windows...)

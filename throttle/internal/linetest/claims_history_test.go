@@ -35,9 +35,9 @@ type history struct {
 	faults   bool
 
 	mu             sync.Mutex
-	grants         map[string][]limitertest.Grant // by tenant, what was kept
-	kept, errors   int64                          // units, and calls that may have taken some all the same
-	held, mostHeld int64                          // slots
+	grants         map[string][]limitertest.LoggedGrant // by tenant, what was kept
+	kept, errors   int64                                // units, and calls that may have taken some all the same
+	held, mostHeld int64                                // slots
 }
 
 // Claims wait beside jobs, newcomers, and changes of the policy. No limit is exceeded, what is given
@@ -47,16 +47,16 @@ func TestClaimsBesideJobsAndNewcomers(t *testing.T) {
 	for name, faults := range map[string]bool{"undisturbed": false, "replies lost": true} {
 		t.Run(name, func(t *testing.T) {
 			client := throttletest.Client(t, throttletest.Redis(t))
-			own, all, slots := throttle.Window{Name: "own", Limit: 20, Period: 100 * ms}, limitertest.SharedWindow(40, 100*ms), limitertest.Slots(8)
+			tenantWindow, all, slots := throttle.Window{Name: "own", Limit: 20, Period: 100 * ms}, limitertest.SharedWindow(40, 100*ms), limitertest.Slots(8)
 			if faults {
 				slots.Lease = 2 * s // by which a slot ends that nobody knows of
 			}
 			ledger := throttle.Window{Name: "ledger", Limit: 1_000_000, Period: h, Shared: true}
-			p := limitertest.Policy(own, all, ledger, slots)
-			hs := &history{T: t, faults: faults, grants: map[string][]limitertest.Grant{}}
-			var proxies []*limitertest.Proxy
+			p := limitertest.Policy(tenantWindow, all, ledger, slots)
+			hs := &history{T: t, faults: faults, grants: map[string][]limitertest.LoggedGrant{}}
+			var proxies []*limitertest.LossyProxy
 			for range 3 {
-				proxies = append(proxies, limitertest.NewProxy(t, client.Options().Addr))
+				proxies = append(proxies, limitertest.NewLossyProxy(t, client.Options().Addr))
 				hs.limiters = append(hs.limiters, limitertest.New(t, throttletest.Client(t, proxies[len(proxies)-1].Addr), p))
 			}
 			var callers, servers sync.WaitGroup
@@ -110,10 +110,10 @@ func TestClaimsBesideJobsAndNewcomers(t *testing.T) {
 			})
 			expect.Must(t, asked.Line("p").Acknowledge(t.Context()))
 
-			var log []limitertest.Grant
+			var log []limitertest.LoggedGrant
 			for tenant, grants := range hs.grants {
 				log = append(log, grants...)
-				expect.Equal(t, max(0, limitertest.MostOver(own, grants)), 0, "over of", tenant)
+				expect.Equal(t, max(0, limitertest.MostOver(tenantWindow, grants)), 0, "over of", tenant)
 			}
 			expect.Equal(t, max(0, limitertest.MostOver(all, log)), 0, "over of all")
 			expect.That(t, hs.mostHeld <= slots.Limit || faults, hs.mostHeld, "slots were held")
@@ -172,7 +172,7 @@ func (hs *history) use(r throttle.Reservation) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	hs.kept += units
-	hs.grants[r.Tenant] = append(hs.grants[r.Tenant], limitertest.Grant{At: r.At.UnixMicro(), Units: units})
+	hs.grants[r.Tenant] = append(hs.grants[r.Tenant], limitertest.LoggedGrant{At: r.At.UnixMicro(), Units: units})
 }
 
 // wait waits in place: with a timeout, until it is cancelled, for a while or for as long as it takes.

@@ -56,13 +56,13 @@ func TestWaitersGetTheirShareBesideABacklog(t *testing.T) {
 	p.Tenants = map[string]throttle.Tenant{"b": {Weight: weight}}
 	synctest.Test(t, func(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
-		here, there := limitertest.New(t, client, p), limitertest.New(t, client, p)
-		(&story{T: t, client: client, l: there, cost: 1}).joinMany("q", "a", 300)
+		waiter, taker := limitertest.New(t, client, p), limitertest.New(t, client, p)
+		(&story{T: t, client: client, l: taker, cost: 1}).joinMany("q", "a", 300)
 		ctx, stop := context.WithCancel(t.Context())
 		var waited, taken atomic.Int64
 		var group sync.WaitGroup
-		waiters(ctx, &group, here, "b", 8, &waited)
-		group.Go(func() { serve(ctx, there, "q", &taken) })
+		waiters(ctx, &group, waiter, "b", 8, &waited)
+		group.Go(func() { serve(ctx, taker, "q", &taken) })
 		count := func(after time.Duration) (int64, int64) {
 			time.Sleep(after)
 			synctest.Wait() // all that was granted is counted
@@ -138,7 +138,7 @@ func TestClaimsStartTheMomentTheyFit(t *testing.T) {
 func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 	for _, row := range []struct {
 		name         string
-		own          bool
+		sameProcess  bool
 		waits, takes time.Duration
 	}{
 		{"its own process held it", true, 5050 * ms, 0},
@@ -150,7 +150,7 @@ func TestAClaimTakesASlotThatIsGivenBack(t *testing.T) {
 				client := throttletest.InMemory(t).Client(t)
 				here := limitertest.New(t, client, limitertest.Policy(limitertest.Slots(1)))
 				holder := limitertest.New(t, client, here.Policies()...)
-				if row.own {
+				if row.sameProcess {
 					holder = here
 				}
 				held := limitertest.Reserve(t, holder, limitertest.Acme(1)).Reservation
@@ -240,16 +240,16 @@ func TestAClaimWhoseOwnerIsGoneHoldsNobodyUp(t *testing.T) {
 		},
 	}, func(t *testing.T, client *redis.Client, ask func(*testing.T, *throttle.Limiter)) {
 		var gone atomic.Bool
-		own := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: client.Options().DB})
-		t.Cleanup(func() { own.Close() })
-		own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		otherClient := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: client.Options().DB})
+		t.Cleanup(func() { otherClient.Close() })
+		otherClient.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if gone.Load() {
 				cmd.SetErr(&net.OpError{Op: "write", Err: errors.New("cut off")})
 				return cmd.Err()
 			}
 			return next(ctx, cmd)
 		}))
-		l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
+		l, other := limitertest.New(t, client, p), limitertest.New(t, otherClient, p)
 		limitertest.Reserve(t, l, limitertest.Acme(10))
 		ended := waits(t.Context(), t, client, other, throttle.Request{Policy: "p", Tenant: "gone", Cost: map[string]int64{throttle.Requests: 10}})
 		gone.Store(true)
@@ -283,16 +283,16 @@ func TestClaimsOfWhichSomeWereRemovedJoinAgain(t *testing.T) {
 	p := limitertest.Policy(limitertest.SharedWindow(100, time.Hour))
 	synctest.Test(t, func(t *testing.T) {
 		server := throttletest.InMemory(t)
-		client, own := server.Client(t), server.Client(t)
+		client, otherClient := server.Client(t), server.Client(t)
 		var stopped atomic.Bool
 		goOn := make(chan struct{})
-		own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		otherClient.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if stopped.Load() {
 				<-goOn
 			}
 			return next(ctx, cmd)
 		}))
-		l, other := limitertest.New(t, client, p), limitertest.New(t, own, p)
+		l, other := limitertest.New(t, client, p), limitertest.New(t, otherClient, p)
 		const n = 100
 		full := limitertest.Reserve(t, l, limitertest.Acme(n))
 		var group sync.WaitGroup

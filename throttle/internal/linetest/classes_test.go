@@ -17,10 +17,10 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 	t.Parallel()
 	two := limitertest.SharedWindow(2, 100*s) // too long a period for a pace
 	sharedWindow10 := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
-	own := throttle.Window{Name: "own", Limit: 1, Period: 100 * s}
+	tenantWindow := throttle.Window{Name: "own", Limit: 1, Period: 100 * s}
 	halves := limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s})
 	halves.BatchShare = 0.5
-	tell(t, map[string]scenario{
+	tell(t, map[string]lineCase{
 		"of all tenants, whenever they come": {limitertest.Policy(two), func(st *story) {
 			st.batch().joins("a1", "a2", "b1", "b2")
 			st.takes("a1", "b1")
@@ -37,7 +37,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			st.at(100 * s).takes("a1")
 			st.at(200 * s).takes("b1").asks(-1)
 		}},
-		"of one tenant at its own window, and others are not delayed": {limitertest.Policy(own, limitertest.SharedWindow(5, s)), func(st *story) {
+		"of one tenant at its own window, and others are not delayed": {limitertest.Policy(tenantWindow, limitertest.SharedWindow(5, s)), func(st *story) {
 			st.granted("a0")
 			st.batch().joins("a1", "b1")
 			st.live().joins("a2")
@@ -58,7 +58,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 		"of claims and other queues too": {limitertest.Policy(two), func(st *story) {
 			st.granted("a1", "a2")
 			st.batch().joins("b1", "b2")
-			r := st.live().of("c1")
+			r := st.live().request("c1")
 			r.Ticket.Queue = "r"
 			limitertest.Join(st, st.l, r)
 			st.at(100 * s)
@@ -71,7 +71,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			st.takes("a1", "a2")
 			got := st.took["a1"]
 			expect.That(st, got.Decision.Reservation.Class == throttle.ClassBatch &&
-				st.line().Matches(got, st.of("a1")) && !st.line().Matches(got, st.live().of("a1")),
+				st.line().Matches(got, st.request("a1")) && !st.line().Matches(got, st.live().request("a1")),
 				"taken is", got)
 			st.putBack("a1", "a2")
 			st.live().joins("b1")
@@ -138,7 +138,7 @@ func TestShareOfABatch(t *testing.T) {
 		st.cost = c.cost
 		st.batch().joinMany("q", "live-batch", 1) // another tenant: where only tenants count it has room
 		for i := range 60 {
-			r := st.of("live")
+			r := st.request("live")
 			r.Tenant, r.Ticket.ID = "live", fmt.Sprint("batch", i)
 			limitertest.Join(t, st.l, r)
 		}
@@ -179,13 +179,13 @@ func TestAGrantThatIsReplacedCountsOnceInTheShareOfABatch(t *testing.T) {
 func TestShareOfABatchOfManyTenants(t *testing.T) {
 	client := limitertest.Redis(t)
 	for _, c := range []struct {
-		own, shared int64
-		nights      int // tenants of batches
+		perTenant, shared int64
+		nights            int // tenants of batches
 	}{
 		{2, 7, 4}, {4, 7, 4}, {1000, 7, 4},
 		{50, 50, 1}, // all of the shared window goes at once, and the batch is spread over its own
 	} {
-		p := limitertest.Policy(throttle.Window{Name: "own", Limit: c.own, Period: s}, limitertest.SharedWindow(c.shared, s))
+		p := limitertest.Policy(throttle.Window{Name: "own", Limit: c.perTenant, Period: s}, limitertest.SharedWindow(c.shared, s))
 		p.BatchShare = 0.2
 		st := newStory(t, client, p)
 		for i := range 4 {
@@ -210,7 +210,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 	t.Parallel()
 	limitertest.EachCase(t, etaPolicies, func(t *testing.T, client *redis.Client, windows []throttle.Window) {
 		st := newStory(t, client, limitertest.Policy(windows...))
-		st.with = map[string]string{"user": "bob"}
+		st.attributes = map[string]string{"user": "bob"}
 		alone := st.told("a00", "b00", "a01", "b01", "a02", "b02", "a03", "b03", "a04", "b04", "a05", "b05", "a06", "b06",
 			"a07", "b07", "a08", "b08")
 		var all []string

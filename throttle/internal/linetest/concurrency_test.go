@@ -11,7 +11,7 @@ import (
 )
 
 func TestSlotsOfALine(t *testing.T) {
-	tell(t, map[string]scenario{
+	tell(t, map[string]lineCase{
 		"all windows must have room": {limitertest.Policy(limitertest.Slots(2), limitertest.SharedWindow(2, 10*s)), func(st *story) {
 			first := st.granted("a1")
 			st.granted("a2")
@@ -41,40 +41,40 @@ func TestSlotsOfALine(t *testing.T) {
 			expect.That(st, expect.Got(holder.Renew(st.Context()))(st), "it is not held")
 		}},
 		"what is expected is an upper bound": {limitertest.Policy(limitertest.Slots(2)), func(st *story) {
-			of := func(ticket string) throttle.Request {
-				r := st.of(ticket)
+			longHold := func(ticket string) throttle.Request {
+				r := st.request(ticket)
 				r.MaxHold = 10 * m
 				return r
 			}
-			limitertest.Reserve(st, st.l, of("a1"))
-			a2 := limitertest.Reserve(st, st.l, of("a2"))
+			limitertest.Reserve(st, st.l, longHold("a1"))
+			a2 := limitertest.Reserve(st, st.l, longHold("a2"))
 			for i, want := range []time.Duration{10 * m, 10 * m, 20 * m, 20 * m, 30 * m} {
-				d := limitertest.Reserve(st, st.l, of(fmt.Sprint("b", i)))
+				d := limitertest.Reserve(st, st.l, longHold(fmt.Sprint("b", i)))
 				expect.That(st, d.Latest == want+us && d.RetryIn <= want, "number", i, d, "want at most", want)
 			}
 			st.at(2 * m)
 			limitertest.Release(st, a2) // nothing held so long as was said: a1's lease has run out too
-			expect.That(st, limitertest.Reserve(st, st.l, of("c1")).Latest < 30*m, "after a hold of 2m")
+			expect.That(st, limitertest.Reserve(st, st.l, longHold("c1")).Latest < 30*m, "after a hold of 2m")
 		}},
 		"a slot that no whole ticket fits is of no use": {limitertest.Policy(limitertest.Slots(3)), func(st *story) {
 			st.costs(2)
 			for i, want := range []time.Duration{-us, 10 * m, 20 * m, 30 * m} {
-				r := st.of(fmt.Sprint("a", i))
+				r := st.request(fmt.Sprint("a", i))
 				r.MaxHold = 10 * m
 				expect.Equal(st, limitertest.Reserve(st, st.l, r).Latest, want+us, i)
 			}
 		}},
 		"nobody knows how long slots are held": {limitertest.Policy(limitertest.Slots(1)), func(st *story) {
 			first := st.granted("a1")
-			r := st.of("a2")
+			r := st.request("a2")
 			r.MaxWait, r.Deadline = s, time.Now().Add(m)
-			decisions := expect.Got(st.line().Join(st.Context(), []throttle.Request{r, st.of("a3")}))(st)
+			decisions := expect.Got(st.line().Join(st.Context(), []throttle.Request{r, st.request("a3")}))(st)
 			for _, d := range decisions {
 				expect.That(st, d.Err == nil && d.Binds == "slots" && d.Latest == 0, d, "want a decision without a bound")
 			}
 			d := limitertest.Reserve(st, st.l, st.without("b"))
 			expect.That(st, !d.Granted && d.Latest == 0, d.RetryIn, "to", d.Latest, "want no bound")
-			r = st.of("a4")
+			r = st.request("a4")
 			r.MaxWait = -1
 			decision := st.joining(r)
 			expect.That(st, decision.Err != nil, decision, "it does not fit at once")

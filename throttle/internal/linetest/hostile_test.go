@@ -126,7 +126,7 @@ func TestLargestNumbers(t *testing.T) {
 			}
 			var last time.Duration
 			for _, name := range []string{"a2", "a3", "b1", "c1"} {
-				d := limitertest.Reserve(t, st.l, st.of(name))
+				d := limitertest.Reserve(t, st.l, st.request(name))
 				expect.That(t, !d.Granted && d.RetryIn > 0 && d.Windows[0].Used >= most && d.Windows[0].Remaining == 0, name, d)
 				last = max(last, d.RetryIn)
 			}

@@ -15,15 +15,15 @@ import (
 // What operators put in force holds for what waits, and for what comes.
 func TestInterventionsHoldForTheLine(t *testing.T) {
 	t.Parallel()
-	own := throttle.Window{Name: "own", Limit: 1, Period: 10 * s}
+	tenantWindow := throttle.Window{Name: "own", Limit: 1, Period: 10 * s}
 	users := throttle.Window{Name: "users", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}}
 	pauseOne := func(st *story) {
-		st.with = map[string]string{"user": "u"}
+		st.attributes = map[string]string{"user": "u"}
 		st.granted("a0")
 		st.joins("a1", "a2", "b1", "c1")
 		st.pauses("a")
 		st.at(s).joins("a3")
-		d := limitertest.Reserve(st, st.l, st.of("a4"))
+		d := limitertest.Reserve(st, st.l, st.request("a4"))
 		expect.That(st, !d.Granted && d.Queued && d.Binds == throttle.ByPause && d.RetryIn >= h-m, d)
 		e := st.explain("a2")
 		expect.That(st, e.Position > 0 && e.Binds == throttle.ByPause && e.Pause.Author == "anna" &&
@@ -43,7 +43,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 	}
 	withExempt := limitertest.Policy(limitertest.SharedWindow(2, 10*s))
 	withExempt.Tenants = map[string]throttle.Tenant{"e": {Exempt: true}}
-	tell(t, map[string]scenario{
+	tell(t, map[string]lineCase{
 		"a policy is paused": {withExempt, func(st *story) {
 			st.pauses("")
 			d := limitertest.Reserve(st, st.l, st.without("a"))
@@ -59,11 +59,11 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 				func(r *throttle.Request) { r.MaxWait = h / 2 },
 				func(r *throttle.Request) { r.Deadline = time.Now().Add(h / 2) },
 			} {
-				r := st.of("d9")
+				r := st.request("d9")
 				change(&r)
 				expect.Err(st, st.joining(r).Err, new(*throttle.DeniedError), "it cannot start before the pause ends")
 			}
-			for _, r := range []throttle.Request{st.of("d1"), st.without("d"), {Policy: "p", Tenant: "e"}} {
+			for _, r := range []throttle.Request{st.request("d1"), st.without("d"), {Policy: "p", Tenant: "e"}} {
 				d := limitertest.Reserve(st, st.l, r)
 				expect.That(st, !d.Granted && d.RetryIn >= h-m && d.Binds == throttle.ByPause && d.Queued == (r.Ticket.ID != ""), d)
 				expect.Contains(st, d.Reason(), ": paused until 01:00:00 UTC by hand: it is down, set by anna")
@@ -73,7 +73,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			st.pauses()
 			st.at(21*s).takes("a1", "b1").at(31*s).takes("c1", "d1").asks(-1)
 			st.pauses("")
-			expect.That(st, expect.Got(st.line().ReserveAgain(st.Context(), st.took["c1"], st.of("c1")))(st).Granted, "it was granted before")
+			expect.That(st, expect.Got(st.line().ReserveAgain(st.Context(), st.took["c1"], st.request("c1")))(st).Granted, "it was granted before")
 			st.at(2*h).granted("e1", "e2", "e3") // the pause has ended by the clock of Redis alone
 		}},
 		"windows free up during a pause, and the line goes on behind it": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(st *story) {
@@ -92,10 +92,10 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			st.at(h).pauses()
 			st.takes("a1").at(h + 10*s).takes("a2").at(h + 20*s).takes("a3").asks(-1)
 		}},
-		"one of many tenants is paused":                           {limitertest.Policy(own, limitertest.SharedWindow(3, 10*s)), pauseOne},
+		"one of many tenants is paused":                           {limitertest.Policy(tenantWindow, limitertest.SharedWindow(3, 10*s)), pauseOne},
 		"a tenant is paused where all windows are shared":         {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), pauseOne},
 		"a tenant is paused where windows count by its users":     {limitertest.Policy(users, limitertest.SharedWindow(9, 10*s)), pauseOne},
-		"a tenant is paused where windows count by it and others": {limitertest.Policy(own, users), pauseOne},
+		"a tenant is paused where windows count by it and others": {limitertest.Policy(tenantWindow, users), pauseOne},
 		"a limit is raised, and lowered again": {limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}), func(st *story) {
 			st.granted("a0")
 			st.waits("a1", "a2", "a3")
@@ -113,14 +113,14 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			st.intervene(throttle.Interventions{})
 			st.at(2*s).takes("a1", "a2", "a3").asks(-1)
 		}},
-		"a tenant becomes exempt while its tickets wait": {limitertest.Policy(own, limitertest.SharedWindow(1, h)), func(st *story) {
+		"a tenant becomes exempt while its tickets wait": {limitertest.Policy(tenantWindow, limitertest.SharedWindow(1, h)), func(st *story) {
 			st.granted("a0")
 			st.waits("a1", "a2", "b1")
 			st.at(s).takes()
 			st.intervene(throttle.Interventions{Overrides: []throttle.TenantOverride{{Tenant: "a", Exempt: new(true)}}})
 			st.at(2*s).takes("a1", "a2")
 			for _, ticket := range []string{"a1", "a2"} {
-				d, err := st.line().ReserveAgain(st.Context(), st.took[ticket], st.of(ticket))
+				d, err := st.line().ReserveAgain(st.Context(), st.took[ticket], st.request(ticket))
 				expect.That(st, err == nil && d.Granted && d.Exempt, ticket, d, err)
 			}
 			st.leave("b1").at(3 * s).takes().asks(-1)
@@ -130,7 +130,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 			st.intervene(throttle.Interventions{
 				Overrides: []throttle.TenantOverride{{Tenant: "a", Exempt: new(true)}}, Pauses: []throttle.Pause{{Tenant: "a"}},
 			})
-			r := st.of("a1")
+			r := st.request("a1")
 			st.pause(st.l.Attach(throttle.Reservation{Request: r}), h) // which stops others until then, too
 			r.Deadline = time.Now().Add(2 * h)
 			for _, r.Ticket = range []throttle.Ticket{{}, r.Ticket} {

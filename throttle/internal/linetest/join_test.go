@@ -24,7 +24,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), p)
 	st.granted("a0", "a1")
 	request := func(id string, change func(*throttle.Request)) throttle.Request {
-		r := st.of(id)
+		r := st.request(id)
 		r.Key = "key of " + id
 		if change != nil {
 			change(&r)
@@ -108,13 +108,13 @@ func TestARefusedMoveKeepsThePlace(t *testing.T) {
 		st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}))
 		st.granted("a0", "b0")
 		st.waits("a1", "b1")
-		r := st.of("b1")
+		r := st.request("b1")
 		r.Ticket = limitertest.Ticket("a1")
 		limit(&r)
 		expect.That(t, st.joining(r).Err != nil, name)
 		st.at(10*s).takes("a1", "b1").asks(-1)
 		st.waits("a2", "b2")
-		r = st.of("b2")
+		r = st.request("b2")
 		r.Ticket = limitertest.Ticket("a2")
 		expect.Equal(t, st.joining(r).RetryIn, 20*s, name)
 		st.at(20 * s).takes("b2").at(30 * s).takes("a2").asks(-1)
@@ -124,7 +124,7 @@ func TestARefusedMoveKeepsThePlace(t *testing.T) {
 // A deadline that is over refuses a ticket that fits now, too.
 func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
-	late, now := st.of("a1"), st.of("a2")
+	late, now := st.request("a1"), st.request("a2")
 	late.Deadline, now.Deadline = time.Now(), time.Now().Add(h)
 	expect.Err(t, st.joining(late).Err, new(*throttle.DeniedError))
 	expect.Must(t, st.joining(now).Err)
@@ -159,7 +159,7 @@ func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
 	st.granted("a1")
 	st.waits("a2")
-	decisions := expect.Got(st.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{st.of("a2"), st.of("a3")}))(t)
+	decisions := expect.Got(st.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{st.request("a2"), st.request("a3")}))(t)
 	expect.Require(t, decisions[0].Decision.Granted && decisions[1].Decision.Queued, decisions)
 	st.at(2 * s).takes("a3")
 }
@@ -168,18 +168,18 @@ func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
 func TestATicketThatWasTakenIsNotChargedByARepeat(t *testing.T) {
 	client := limitertest.Redis(t)
 	for _, exempt := range []bool{false, true} { // an exempt one joins because of a pause, which then ends
-		own := redis.NewClient(client.Options())
-		defer own.Close()
+		lossyClient := redis.NewClient(client.Options())
+		defer lossyClient.Close()
 		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: s})
 		p.Tenants = map[string]throttle.Tenant{"a": {Exempt: exempt}}
 		st := newStory(t, client, p)
 		st.granted("a1", "a2")
-		lost := limitertest.NewByClock(t, own, st.c, p)
+		lost := limitertest.NewByClock(t, lossyClient, st.c, p)
 		if exempt {
 			paused := []throttle.Pause{{Policy: "p", Until: limitertest.At(s)}}
 			lost.SetInterventions(throttle.Interventions{At: limitertest.At(0), Pauses: paused})
 		}
-		own.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		lossyClient.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 			if err := next(ctx, cmd); !hooktest.IsScript(cmd) || err != nil || st.now() > 0 {
 				return err
 			}
@@ -187,7 +187,7 @@ func TestATicketThatWasTakenIsNotChargedByARepeat(t *testing.T) {
 			cmd.Args()[4] = limitertest.Midnight + s.Microseconds()
 			return next(ctx, cmd)
 		}))
-		d := limitertest.Reserve(t, lost, st.of("a3"))
+		d := limitertest.Reserve(t, lost, st.request("a3"))
 		expect.That(t, d.Queued && !d.Granted && (exempt || d.Windows[0].Used == 1), d)
 	}
 }

@@ -24,12 +24,12 @@ func (st *story) taken64(d time.Duration) (n int) {
 // A pause that ends by hand ends in lines that policies have left, and for tickets that a client puts in line
 // which learns of it later. One that begins holds for these, too.
 func TestPausesReachEveryTicket(t *testing.T) {
-	own := limitertest.Policy(throttle.Window{Name: "own", Limit: 5, Period: s})
-	sharded, other := own, own
+	policy := limitertest.Policy(throttle.Window{Name: "own", Limit: 5, Period: s})
+	sharded, other := policy, policy
 	sharded.Shards, other.Name = 4, "other"
 	for name, p := range map[string]throttle.Policy{"shards have changed": sharded, "the policy was removed": other} {
 		t.Run(name, func(t *testing.T) {
-			st := newStory(t, limitertest.Redis(t), own)
+			st := newStory(t, limitertest.Redis(t), policy)
 			st.joins("a1")
 			st.takes("a1")
 			st.pauses("a")
@@ -60,7 +60,7 @@ func TestPausesReachEveryTicket(t *testing.T) {
 			time.Sleep(100 * ms)
 			st.l.SetInterventions(steps[1])
 			time.Sleep(100 * ms) // it refreshes what waits
-			limitertest.Join(t, client, st.of("a1"))
+			limitertest.Join(t, client, st.request("a1"))
 			client.SetInterventions(steps[1])
 			time.Sleep(2 * s)
 			expect.Equal(t, st.taken64(2*m), map[bool]int{false: 1, true: 2}[ends], "taken")
@@ -132,17 +132,17 @@ func TestARefundAfterAChangeOfRateTakesNobodysUnits(t *testing.T) {
 
 // Nodes at which tickets wait are counted until their line is empty, whatever scopes the policy has meanwhile.
 func TestScopesGoAndComeBack(t *testing.T) {
-	own := throttle.Window{Name: "own", Limit: 1, Period: 10 * s}
+	tenantWindow := throttle.Window{Name: "own", Limit: 1, Period: 10 * s}
 	users := throttle.Window{Name: "users", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}}
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(own, users))
-	st.with = map[string]string{"user": "u"}
+	st := newStory(t, limitertest.Redis(t), limitertest.Policy(tenantWindow, users))
+	st.attributes = map[string]string{"user": "u"}
 	st.granted("a0", "b0")
 	st.waits("a1", "a2", "a3", "a4", "b1")
 	st.takes()
-	st.set(limitertest.Policy(own))
+	st.set(limitertest.Policy(tenantWindow))
 	st.at(s).takes()
 	st.leave("a1", "a2", "a3", "a4")
-	st.set(limitertest.Policy(own, users))
+	st.set(limitertest.Policy(tenantWindow, users))
 	st.at(2 * s).takes()
 	expect.Equal(st, st.joins("a5").RetryIn, 8*s, "told")
 	limitertest.Agrees(st, st.client)
@@ -179,7 +179,7 @@ func TestALowerLimitReachesTicketsOfLateClients(t *testing.T) {
 	st.joins("a0", "b0")
 	st.takes("a0")
 	time.Sleep(100 * ms) // it refreshes what waits
-	limitertest.Join(t, client, st.of("a1"))
+	limitertest.Join(t, client, st.request("a1"))
 	time.Sleep(2 * s)
 	st.takes()
 	time.Sleep(100 * ms) // it refreshes again

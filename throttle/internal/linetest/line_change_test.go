@@ -28,8 +28,8 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		throttle.Window{Name: "own", Limit: 2, Period: 30 * s, Unit: "tokens"},
 		limitertest.SharedWindow(1, 15*s),
 	)
-	own := throttle.Window{Name: "own", Limit: 4, Period: 10 * s}
-	tell(t, map[string]scenario{
+	tenantWindow := throttle.Window{Name: "own", Limit: 4, Period: 10 * s}
+	tell(t, map[string]lineCase{
 		"a limit is cut below what the first one costs": {limitertest.Policy(limitertest.SharedWindow(4, 10*s)), func(st *story) {
 			st.granted("b0", "b1")
 			st.costs(3).joins("a1", "a2", "c1")
@@ -52,11 +52,11 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.neverFits("a1", "a2")
 			st.at(10 * s).takes("a3").asks(-1)
 		}},
-		"a limit is cut below what waits for a narrower one": {limitertest.Policy(own, limitertest.SharedWindow(8, 10*s)), func(st *story) {
+		"a limit is cut below what waits for a narrower one": {limitertest.Policy(tenantWindow, limitertest.SharedWindow(8, 10*s)), func(st *story) {
 			st.costs(3).granted("a0")
 			st.joins("a1")
 			st.costs(1).joins("a2")
-			st.set(limitertest.Policy(own, limitertest.SharedWindow(2, 10*s)))
+			st.set(limitertest.Policy(tenantWindow, limitertest.SharedWindow(2, 10*s)))
 			st.at(2 * s).takes("a1")
 			st.neverFits("a1")
 			st.at(10 * s).takes("a2").asks(-1)
@@ -75,7 +75,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.waits("a2", "a3", "b1")
 			st.at(s).takes()
 			st.set(limitertest.Policy(limitertest.SharedWindow(3, h)))
-			expect.Equal(st, limitertest.Reserve(st, st.l, st.of("c1")).Granted, false)
+			expect.Equal(st, limitertest.Reserve(st, st.l, st.request("c1")).Granted, false)
 			st.at(2*s).takes("a2", "b1").asks(s)
 		}},
 		"a client has yesterday's limit": {limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: h}), func(st *story) {
@@ -89,7 +89,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.at(h).takes("a4").asks(-1)
 		}},
 		"a scope is another": {limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Period: h, Per: []string{"region"}}), func(st *story) {
-			st.with = map[string]string{"region": "north", "rack": "a"}
+			st.attributes = map[string]string{"region": "north", "rack": "a"}
 			st.granted("a1")
 			st.waits("a2")
 			st.takes()
@@ -139,7 +139,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 			st.joinMany("q", "a", 40)
 			st.joinMany("q", "b", 40)
 			client := limitertest.NewByClock(st, st.client, st.c, limitertest.Policy(limitertest.SharedWindow(4, s)))
-			limitertest.Join(st, client, st.of("b"))
+			limitertest.Join(st, client, st.request("b"))
 			st.inShares(st.shares(40, 4, "q"), map[string]float64{"a": 1, "b": 3}, 1)
 		}},
 		"another calendar resets sooner": {limitertest.Policy(limitertest.Quota(1, "0 0 1 * *", "")), func(st *story) {
@@ -246,7 +246,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		}},
 		// a1 has passed its region when it leaves, or has no room elsewhere. What was kept for it is b1's.
 		"a ticket passed a node and left": {passing, func(st *story) {
-			st.with = map[string]string{"region": "north"}
+			st.attributes = map[string]string{"region": "north"}
 			st.tokens = 1
 			st.joins("n1", "a1", "b1")
 			st.takes("n1").at(10 * s).takes()
@@ -255,7 +255,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		}},
 		"a ticket passed a node and never fits": {passing, func(st *story) {
 			st.refresh() // else a take does it, for all tenants
-			st.with = map[string]string{"region": "north"}
+			st.attributes = map[string]string{"region": "north"}
 			st.tokens = 1
 			st.joins("n1")
 			st.tokens = 2
@@ -275,7 +275,7 @@ func TestChangesOfAStandingLine(t *testing.T) {
 		}},
 		"a ticket passed a node and has no room elsewhere": {passing, func(st *story) {
 			st.refresh()
-			st.with = map[string]string{"region": "north"}
+			st.attributes = map[string]string{"region": "north"}
 			st.tokens = 1
 			st.joins("n1", "a1", "b1")
 			st.takes("n1").at(10 * s).takes()
@@ -297,8 +297,8 @@ func TestWhatIsGivenBackAfterAChangeIsNotThatOfOthers(t *testing.T) {
 	fast := throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 100, Period: s}
 	slow := throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: h}
 	fixed := throttle.Window{Name: "own", Algorithm: throttle.AlgorithmFixed, Limit: 10, Period: m}
-	changed := func(give func(st *story)) scenario {
-		return scenario{limitertest.Policy(fast), func(st *story) {
+	changed := func(give func(st *story)) lineCase {
+		return lineCase{limitertest.Policy(fast), func(st *story) {
 			st.joins("a1")
 			st.takes("a1").set(limitertest.Policy(slow))
 			st.costs(9).granted("a2")
@@ -306,11 +306,11 @@ func TestWhatIsGivenBackAfterAChangeIsNotThatOfOthers(t *testing.T) {
 			st.used(10).leave("a1")
 		}}
 	}
-	tell(t, map[string]scenario{
+	tell(t, map[string]lineCase{
 		"put back": changed(func(st *story) { st.putBack("a1") }),
 		"refunded": changed(func(st *story) { st.refunds("a1") }),
 		"reserved again": changed(func(st *story) {
-			expect.Must(st, expect.ErrOf(st.line().ReserveAgain(st.Context(), st.took["a1"], st.of("a1"))))
+			expect.Must(st, expect.ErrOf(st.line().ReserveAgain(st.Context(), st.took["a1"], st.request("a1"))))
 		}),
 		"by another margin": {limitertest.Policy(fixed), func(st *story) {
 			first := st.at(59 * s).costs(10).granted("a1")
@@ -349,17 +349,17 @@ func TestKeysOfALineVanish(t *testing.T) {
 	for seed := range uint64(9) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		st := newStory(t, client, p)
-		logs := map[string][]limitertest.Grant{}
+		logs := map[string][]limitertest.LoggedGrant{}
 		note := func(d throttle.Decision) {
 			for i, w := range d.Windows {
 				name := fmt.Sprint(i, w.Scope)
-				logs[name] = append(logs[name], limitertest.Grant{At: d.At.UnixMicro(), Units: 1})
+				logs[name] = append(logs[name], limitertest.LoggedGrant{At: d.At.UnixMicro(), Units: 1})
 			}
 		}
 		var waiting []string
 		for i := range 15 {
 			ticket := fmt.Sprint(string("abc"[random.IntN(3)]), i)
-			if d := limitertest.Reserve(t, st.at(steps(i)*400*ms).l, st.of(ticket)); d.Granted {
+			if d := limitertest.Reserve(t, st.at(steps(i)*400*ms).l, st.request(ticket)); d.Granted {
 				note(d)
 			} else {
 				waiting = append(waiting, ticket)

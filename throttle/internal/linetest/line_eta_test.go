@@ -49,7 +49,7 @@ func TestExpectedStartsAreKept(t *testing.T) {
 		for seed := range uint64(4) {
 			random, now := rand.New(rand.NewPCG(seed, 24)), time.Duration(0)
 			st := newStory(t, client, limitertest.Policy(windows...))
-			st.with = map[string]string{"user": "bob"}
+			st.attributes = map[string]string{"user": "bob"}
 			told, starts := map[string]estimate{}, map[string]time.Duration{}
 			for i := range 60 {
 				ticket := fmt.Sprintf("a%02d", i)
@@ -89,7 +89,7 @@ func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
 	p := st.joins("a9")
 	expect.Require(t, p.RetryIn < p.Latest, "told", p.RetryIn, "to", p.Latest)
 	between := (p.RetryIn + p.Latest) / 2
-	r := st.of("a10")
+	r := st.request("a10")
 	r.MaxWait = between
 	before := lineText(t, client)
 	expect.Err(t, st.joining(r).Err, new(*throttle.DeniedError), "it may wait for longer than", between)
@@ -158,8 +158,8 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 						st.tokens = 1 + random.Int64N(3)
 					}
 				}
-				st.with = map[string]string{"user": []string{"u", "v"}[random.IntN(2)], "region": []string{"n", "s"}[random.IntN(2)]}
-				return st.of(fmt.Sprintf("%c%03d", c.tenants[random.IntN(len(c.tenants))], i))
+				st.attributes = map[string]string{"user": []string{"u", "v"}[random.IntN(2)], "region": []string{"n", "s"}[random.IntN(2)]}
+				return st.request(fmt.Sprintf("%c%03d", c.tenants[random.IntN(len(c.tenants))], i))
 			}
 			now := time.Duration(random.IntN(60_000)) * ms
 			for range random.IntN(6) { // of other costs, before anybody waits
@@ -225,7 +225,7 @@ func TestCalendarPromises(t *testing.T) {
 		st.at(limitertest.Day(t, tc.now)).granted("a")
 		st.pauses(tc.paused...)
 		st.joinMany("q", "a", tc.ahead)
-		r, start := st.of("a99"), limitertest.Day(t, tc.start)
+		r, start := st.request("a99"), limitertest.Day(t, tc.start)
 		wait := start - st.now()
 		r.Deadline = time.Now().Add(wait + m)
 		decision := st.joining(r)
@@ -263,7 +263,7 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 		st.costs(2).granted("a0")
 		var joined []string
 		for i := range 20 {
-			r := st.of(fmt.Sprintf("a%02d", i))
+			r := st.request(fmt.Sprintf("a%02d", i))
 			if r.MaxWait = 100 * s; st.joining(r).Err == nil {
 				joined = append(joined, r.Ticket.ID)
 			}
@@ -301,7 +301,7 @@ func TestDeadlineOfTicketsBehindThoseDelayedNarrower(t *testing.T) {
 		st.joinMany("q", fmt.Sprint("full", i), 1)
 	}
 	expect.Equal(t, len(st.take(64)), 10, "fill the shared window")
-	late, soon := st.of("n1"), st.of("n2")
+	late, soon := st.request("n1"), st.request("n2")
 	late.Deadline, soon.Deadline = time.Now().Add(500*ms), time.Now().Add(1900*ms)
 	expect.Err(t, st.joining(late).Err, new(*throttle.DeniedError), "the shared window is full for longer")
 	expect.Must(t, st.joining(soon).Err)
@@ -315,7 +315,7 @@ func TestDeadlineWhileTheRateIsCut(t *testing.T) {
 		st.refusedAt(time.Duration(i)*1500*ms, "x1")
 	}
 	st.at(35*s).joinMany("q", "a", 900)
-	r := st.of("a901")
+	r := st.request("a901")
 	r.Deadline = time.Now().Add(40 * s)
 	p := st.joining(r)
 	expect.That(t, p.Err == nil && p.RetryIn > 45*s, p)
@@ -332,7 +332,7 @@ func TestDeadlineBehindOtherUnits(t *testing.T) {
 	st.front, st.tokens = true, 0
 	st.joins("a3")
 	st.tokens = 200
-	r := st.of("a4")
+	r := st.request("a4")
 	r.Deadline = time.Now().Add(s)
 	expect.Must(t, st.joining(r).Err)
 }

@@ -30,8 +30,8 @@ func TestSharesOfAWindow(t *testing.T) {
 // Where no window binds, handler slots are shared in the same way.
 func TestSharesOfSlots(t *testing.T) {
 	client := limitertest.Redis(t)
-	own := throttle.Window{Name: "own", Limit: 1e6, Period: s}
-	for name, windows := range map[string][]throttle.Window{"own": {own}, "shared": {own, limitertest.SharedWindow(1e6, s)}} {
+	tenantWindow := throttle.Window{Name: "own", Limit: 1e6, Period: s}
+	for name, windows := range map[string][]throttle.Window{"own": {tenantWindow}, "shared": {tenantWindow, limitertest.SharedWindow(1e6, s)}} {
 		for _, most := range []int{1, 16} {
 			st := newStory(t, client, limitertest.Policy(windows...))
 			st.joinMany("q", "bulk", 1000)
@@ -141,12 +141,12 @@ func TestSharesOfATenantWithManyFlows(t *testing.T) {
 	} {
 		st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1000, Period: s}, other, limitertest.SharedWindow(20, s)))
 		for i := range 8 {
-			st.with = map[string]string{"user": fmt.Sprint("u", i), "region": fmt.Sprint("r", i%4)}
+			st.attributes = map[string]string{"user": fmt.Sprint("u", i), "region": fmt.Sprint("r", i%4)}
 			for n := range 40 {
 				st.joins(fmt.Sprintf("a/%d/%d", i, n))
 			}
 		}
-		st.with = map[string]string{"user": "bob", "region": "r9"}
+		st.attributes = map[string]string{"user": "bob", "region": "r9"}
 		st.joinMany("q", "b", 100)
 		t.Log(name)
 		st.inShares(st.shares(160, 8, "q"), map[string]float64{"a": 1, "b": 1}, st.cost)
@@ -163,13 +163,13 @@ func TestTakesOfATenantWithManyFlows(t *testing.T) {
 		var requests []throttle.Request
 		var ofA, ofB, want []string
 		for i := range 2048 {
-			st.with = map[string]string{"user": fmt.Sprint("u", i)}
+			st.attributes = map[string]string{"user": fmt.Sprint("u", i)}
 			ofA = append(ofA, fmt.Sprint("a", i))
-			requests = append(requests, st.of(ofA[i]))
+			requests = append(requests, st.request(ofA[i]))
 		}
 		for i := range 32 {
 			ofB = append(ofB, fmt.Sprint("b", i))
-			requests = append(requests, st.of(ofB[i]))
+			requests = append(requests, st.request(ofB[i]))
 			want = append(want, ofA[i], ofB[i])
 		}
 		limitertest.Join(t, st.l, requests...)
@@ -181,16 +181,16 @@ func TestTakesOfATenantWithManyFlows(t *testing.T) {
 
 // A policy that counts by users for a while leaves nothing behind, and holds nobody up, when only tenants count again.
 func TestOtherAttributesCountForAWhile(t *testing.T) {
-	shared, own := limitertest.SharedWindow(2, 10*s), throttle.Window{Name: "own", Limit: 1000, Period: s}
+	shared, tenantWindow := limitertest.SharedWindow(2, 10*s), throttle.Window{Name: "own", Limit: 1000, Period: s}
 	byUser := throttle.Window{Name: "user", Limit: 1000, Period: s, Per: []string{"tenant", "user"}}
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(shared))
 	st.joins("a1", "a2", "a3", "a4", "a5")
-	st.set(limitertest.Policy(own, shared))
+	st.set(limitertest.Policy(tenantWindow, shared))
 	st.joins("a6", "a7", "a8", "b1", "b2")
-	st.set(limitertest.Policy(byUser, own, shared))
+	st.set(limitertest.Policy(byUser, tenantWindow, shared))
 	n := len(st.take(1))
 	st.leave("a6")
-	st.set(limitertest.Policy(own, shared))
+	st.set(limitertest.Policy(tenantWindow, shared))
 	for i := range steps(20) {
 		n += len(st.at((i + 1) * 10 * s).take(16))
 	}
@@ -210,7 +210,7 @@ func TestTagsOfTenantsThatLeft(t *testing.T) {
 			weights[fmt.Sprint("visitor", i)] = 0.2 // a visit moves the tag by what five others take
 		}
 		st := newStory(t, client, weighted(weights, windows...))
-		st.with = map[string]string{"region": "north"}
+		st.attributes = map[string]string{"region": "north"}
 		st.joinMany("q", "bulk", 300)
 		most := 0
 		for i := range 25 {

@@ -121,7 +121,7 @@ func (f *fleet) ask(server *fleetServer) {
 // Jobs go in their order, none above a limit, and no later than the limits make them. Servers ask no more
 // often than at all appointments, for each join, and when each job ends.
 func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
-	own := func(limit int64, period time.Duration) throttle.Window {
+	tenantWindow := func(limit int64, period time.Duration) throttle.Window {
 		return throttle.Window{Name: "own", Limit: limit, Period: period}
 	}
 	for name, tc := range map[string]struct {
@@ -130,11 +130,11 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 		limit   int
 		period  time.Duration
 	}{
-		"20 a second":           {[]throttle.Window{own(20, s)}, 100, 20, s},
+		"20 a second":           {[]throttle.Window{tenantWindow(20, s)}, 100, 20, s},
 		"20 a second, shared":   {[]throttle.Window{limitertest.SharedWindow(20, s)}, 100, 20, s},
-		"100 in 5 seconds":      {[]throttle.Window{own(100, 5*s)}, 200, 100, 5 * s},
-		"20 a minute, 5 in 3 s": {[]throttle.Window{own(20, m), {Name: "burst", Limit: 5, Period: 3 * s}}, 100, 20, m},
-		"5 in 100 ms":           {[]throttle.Window{own(5, 100*ms)}, 100, 5, 100 * ms},
+		"100 in 5 seconds":      {[]throttle.Window{tenantWindow(100, 5*s)}, 200, 100, 5 * s},
+		"20 a minute, 5 in 3 s": {[]throttle.Window{tenantWindow(20, m), {Name: "burst", Limit: 5, Period: 3 * s}}, 100, 20, m},
+		"5 in 100 ms":           {[]throttle.Window{tenantWindow(5, 100*ms)}, 100, 5, 100 * ms},
 		"fixed":                 {[]throttle.Window{{Name: "own", Algorithm: throttle.AlgorithmFixed, Limit: 20, Period: s}}, 100, 20, s},
 		"gcra":                  {[]throttle.Window{{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 5, Period: s}}, 100, 5, 250 * ms},
 		"three algorithms": {[]throttle.Window{
@@ -142,7 +142,7 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 			{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 45, Period: 3 * s},
 			{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 20, Period: s},
 		}, 300, 45, 3 * s},
-		"300 in 10 seconds, merged": {[]throttle.Window{own(300, 10*s)}, 600, 300, 10 * s},
+		"300 in 10 seconds, merged": {[]throttle.Window{tenantWindow(300, 10*s)}, 600, 300, 10 * s},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := limitertest.Policy(tc.windows...)
@@ -158,9 +158,9 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 			for len(f.granted) < tc.jobs && f.Next(h) {
 			}
 			expect.Equal(t, len(f.granted), tc.jobs, "jobs are through")
-			var log []limitertest.Grant
+			var log []limitertest.LoggedGrant
 			for _, at := range f.granted {
-				log = append(log, limitertest.Grant{At: limitertest.At(at).UnixMicro(), Units: 1})
+				log = append(log, limitertest.LoggedGrant{At: limitertest.At(at).UnixMicro(), Units: 1})
 			}
 			for _, w := range p.WithDefaults().Windows {
 				expect.Equal(t, max(0, limitertest.MostOver(w, log)), 0, "over", w.Name)
@@ -183,7 +183,7 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 // ones at the rest.
 func TestATakeLooksAtSoManyWhateverHasChanged(t *testing.T) {
 	client := limitertest.Redis(t)
-	own := throttle.Window{Name: "own", Limit: 1, Period: h}
+	tenantWindow := throttle.Window{Name: "own", Limit: 1, Period: h}
 	tenants := []int{200, 1200}
 	if os.Getenv("SLUICE_LONG") != "" {
 		tenants[1] = 20_000
@@ -191,7 +191,7 @@ func TestATakeLooksAtSoManyWhateverHasChanged(t *testing.T) {
 	var commands, due [2]int // of a take, at most; and the nodes that the first take has made due
 	for k, n := range tenants {
 		client.FlushAll(t.Context())
-		l := limitertest.New(t, client, limitertest.Policy(own))
+		l := limitertest.New(t, client, limitertest.Policy(tenantWindow))
 		var requests []throttle.Request
 		for i := range 2 * n {
 			r := throttle.Request{Policy: "p", Tenant: fmt.Sprint(i / 2), Ticket: limitertest.Ticket(fmt.Sprint(i))}
@@ -199,7 +199,7 @@ func TestATakeLooksAtSoManyWhateverHasChanged(t *testing.T) {
 		}
 		expect.Must(t, expect.ErrOf(l.Line("p").Reserve(t.Context(), requests)))
 		limitertest.Take(t, l, throttle.MaxTake, "q")
-		changed := own
+		changed := tenantWindow
 		changed.Limit = 2
 		expect.Must(t, l.SetPolicies([]throttle.Policy{limitertest.Policy(changed)}))
 		left := n - len(limitertest.Take(t, l, 1, "q").Tickets)

@@ -12,7 +12,7 @@ import (
 func TestQueuesShareALine(t *testing.T) {
 	t.Parallel()
 	two := limitertest.Policy(limitertest.SharedWindow(2, 10*s))
-	tell(t, map[string]scenario{
+	tell(t, map[string]lineCase{
 		"of one server, by strict priority": {two, func(st *story) {
 			st.joinIn("low", "a1", "a2", "a3")
 			st.joinIn("high", "b1", "b2", "b3")
@@ -75,7 +75,7 @@ func TestAJoinThatFitsWakesOneServer(t *testing.T) {
 	gcra := throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 100, Burst: 1, Period: s}
 	slow := limitertest.Policy(gcra)
 	slow.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1, Burst: 1}}}}
-	tell(t, map[string]scenario{
+	tell(t, map[string]lineCase{
 		"once": {limitertest.Policy(limitertest.SharedWindow(10, 10*s)), func(st *story) {
 			st.nudges(true, "a1") // nobody has an appointment
 			st.nudges(false, "a2", "a3", "b1")

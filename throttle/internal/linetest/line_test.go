@@ -11,13 +11,13 @@ import (
 func TestALineIsServedInItsOrder(t *testing.T) {
 	t.Parallel()
 	two := limitertest.SharedWindow(2, 10*s)
-	own := throttle.Window{Name: "own", Limit: 2, Period: 10 * s}
+	tenantWindow := throttle.Window{Name: "own", Limit: 2, Period: 10 * s}
 	limited := func(tenant string, limit int64, windows ...throttle.Window) throttle.Policy {
 		p := limitertest.Policy(windows...)
 		p.Tenants = map[string]throttle.Tenant{tenant: {Windows: map[string]throttle.Override{"own": {Limit: limit}}}}
 		return p
 	}
-	tell(t, map[string]scenario{
+	tell(t, map[string]lineCase{
 		"the walk through time of docs/explanation/line.md": {limitertest.Policy(two), func(st *story) {
 			st.expects("a1", 0)
 			st.expects("a2", 0)
@@ -98,7 +98,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			limitertest.Cancel(st, st.l, d.Reservation)
 			st.takes("a3").takes().asks(-1)
 		}},
-		"in front": {limitertest.Policy(own), func(st *story) {
+		"in front": {limitertest.Policy(tenantWindow), func(st *story) {
 			st.granted("a1", "a2")
 			st.waits("a3", "a4")
 			st.front = true
@@ -150,7 +150,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.at(12 * s).takes("a2")
 			st.at(21 * s).takes("y1")
 		}},
-		"over its own limit nobody holds up others": {limitertest.Policy(own, limitertest.SharedWindow(9, 10*s)), func(st *story) {
+		"over its own limit nobody holds up others": {limitertest.Policy(tenantWindow, limitertest.SharedWindow(9, 10*s)), func(st *story) {
 			st.granted("a1", "a2")
 			st.denied("a3", 10*s)
 			st.granted("b1")
@@ -158,7 +158,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.takes("b2", "c1")
 			st.at(10*s).takes("a3", "b3")
 		}},
-		"of two tenants the one with other limits": {limited("b", 4, own, limitertest.SharedWindow(9, s)), func(st *story) {
+		"of two tenants the one with other limits": {limited("b", 4, tenantWindow, limitertest.SharedWindow(9, s)), func(st *story) {
 			st.granted("a1", "a2", "b1", "b2", "b3", "b4")
 			st.denied("a3", 10*s)
 			st.denied("b5", 10*s)
@@ -187,7 +187,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.denied("a3", 10*s)
 			p := st.joins("a4")
 			expect.That(st, p.AlreadyQueued && p.RetryIn == 10*s, p)
-			again := st.of("a4")
+			again := st.request("a4")
 			again.Key = "another"          // task of the same ID
 			st.at(10*s).denied("a5", 10*s) // it is not its turn
 			limitertest.Reserve(st, st.l, again)
@@ -197,7 +197,7 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 		"a ticket that joins again for another tenant leaves its place": {limitertest.Policy(two), func(st *story) {
 			st.granted("a1", "a2")
 			st.waits("a3", "a4", "a5")
-			moved := st.of("a3")
+			moved := st.request("a3")
 			moved.Tenant = "b"
 			decisions, err := st.line().Join(st.Context(), []throttle.Request{moved})
 			expect.Require(st, err == nil && decisions[0].Err == nil && !decisions[0].AlreadyQueued, decisions, err)
@@ -210,22 +210,22 @@ func TestALineIsServedInItsOrder(t *testing.T) {
 			st.takes().asks(-1)
 			st.granted("a4")
 		}},
-		"a scope is added while they wait": {limitertest.Policy(two, own), func(st *story) {
-			st.with = map[string]string{"user": "bob"}
+		"a scope is added while they wait": {limitertest.Policy(two, tenantWindow), func(st *story) {
+			st.attributes = map[string]string{"user": "bob"}
 			st.granted("a1", "a2")
 			st.waits("a3", "a4", "b1")
-			st.set(limitertest.Policy(two, own, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}}))
+			st.set(limitertest.Policy(two, tenantWindow, throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}}))
 			st.waits("a3") // joins again
 			st.at(10*s).takes("a4", "b1", "a3").asks(-1)
 			expect.That(st, !st.took["a4"].Decision.Granted && !st.took["b1"].Decision.Granted &&
 				st.took["a3"].Decision.Granted, "granted is what all windows count, and nothing else")
 		}},
-		"a scope is taken away while they wait": {limitertest.Policy(two, throttle.Window{Name: "region", Limit: 1, Period: h, Per: []string{"region"}}, own), func(st *story) {
-			st.with = map[string]string{"region": "north"}
+		"a scope is taken away while they wait": {limitertest.Policy(two, throttle.Window{Name: "region", Limit: 1, Period: h, Per: []string{"region"}}, tenantWindow), func(st *story) {
+			st.attributes = map[string]string{"region": "north"}
 			st.granted("a1")
 			st.waits("a2", "a3", "b1")
 			st.takes()
-			st.set(limitertest.Policy(two, own))
+			st.set(limitertest.Policy(two, tenantWindow))
 			st.at(s).takes("a2")
 			st.at(10 * s).takes("b1")
 			st.at(11 * s).takes("a3").asks(-1)

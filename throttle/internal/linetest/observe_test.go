@@ -72,9 +72,9 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		told = nil
 		st.denied("b1", 10*s)
 		wants("a denial", "call p decide 1", "decided p b false true 10s")
-		full := st.of("b2")
+		full := st.request("b2")
 		full.Backlog = 1
-		decisions := expect.Got(line.Join(t.Context(), []throttle.Request{st.of("a2"), full, {Tenant: "c"}}))(t)
+		decisions := expect.Got(line.Join(t.Context(), []throttle.Request{st.request("a2"), full, {Tenant: "c"}}))(t)
 		wants("a join", "call p decide 2", fmt.Sprintf("join p a %v false", decisions[0].RetryIn), "join p b 30s true", "join p c 0s true")
 		st.takes()
 		wants("a take of nothing", "call p take 0")
@@ -86,11 +86,11 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		wants("its second take", "call p take 1", "taken p b1 12s")
 		expect.Must(t, expect.ErrOf(l.Peek(t.Context(), st.without("a"))))
 		wants("a peek", "call p decide 1")
-		expect.That(t, st.again("b1", st.of("b1")).Granted, "b1 is denied")
+		expect.That(t, st.again("b1", st.request("b1")).Granted, "b1 is denied")
 		wants("a grant in place of another", "call p decide 1")
-		expect.That(t, st.pauseOf("a", 20*s).again("b1", st.of("b1")).Queued, "b1 is not denied")
+		expect.That(t, st.pauseOf("a", 20*s).again("b1", st.request("b1")).Queued, "b1 is not denied")
 		wants("a denial in its place", "call p decide 1", "call p decide 1", "decided p b false true 30s", "corrected b map[] true")
-		tickets, err := line.Reserve(t.Context(), []throttle.Request{st.of("c1"), st.of("c2")})
+		tickets, err := line.Reserve(t.Context(), []throttle.Request{st.request("c1"), st.request("c2")})
 		expect.Require(t, err == nil && len(tickets) == 2, tickets, err)
 		expect.That(t, len(told) == 3 && told[0] == "call p decide 2", "two requests in one call: told", told)
 	})
@@ -212,7 +212,7 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 			{40 * s, "a6", 2, ""},
 		} {
 			st.cost = step.cost
-			d := limitertest.Reserve(t, st.at(step.at).l, st.of(step.ticket))
+			d := limitertest.Reserve(t, st.at(step.at).l, st.request(step.ticket))
 			would := ""
 			if o := d.Observed; o != nil && o.NeverFits {
 				would = o.Binds + " never"
@@ -228,10 +228,10 @@ func TestAPolicyThatObservesDeniesNothing(t *testing.T) {
 		expect.That(t, got.Windows[0].Algorithm == throttle.AlgorithmSliding && got.Observe, "the policy is", got)
 		st.takes().asks(-1)
 		// A reservation can be given back.
-		d := limitertest.Reserve(t, st.at(h).l, st.of("a8"))
+		d := limitertest.Reserve(t, st.at(h).l, st.request("a8"))
 		expect.Equal(t, limitertest.Cancel(t, st.l, d.Reservation).Windows[0].Used, 0)
 		st.pause(d.Reservation, s)
-		expect.Equal(t, limitertest.Reserve(t, st.l, st.of("a9")).Observed.Binds, throttle.ByUpstream)
+		expect.Equal(t, limitertest.Reserve(t, st.l, st.request("a9")).Observed.Binds, throttle.ByUpstream)
 	})
 }
 
@@ -248,10 +248,10 @@ func TestAPolicyBeginsToObserve(t *testing.T) {
 	st.refresh()
 	st.at(2*s).takes("a1", "a2", "b1").asks(-1)
 	for _, ticket := range []string{"a1", "a2", "b1"} {
-		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], st.of(ticket))
+		d, err := st.line().ReserveAgain(t.Context(), st.took[ticket], st.request(ticket))
 		expect.That(t, err == nil && d.Granted, ticket, d, err)
 	}
-	observed := limitertest.Reserve(t, st.l, st.of("a3"))
+	observed := limitertest.Reserve(t, st.l, st.request("a3"))
 	expect.That(t, observed.Granted && observed.Observed != nil, observed)
 	st.set(enforces)
 	st.at(m).granted("c0")

@@ -29,13 +29,13 @@ func opensAt(after time.Duration) func(time.Time) time.Time {
 // A plan comes true, for each tenant and for all, beside others that wait, with windows and weights of all kinds.
 func TestPlansComeTrue(t *testing.T) {
 	t.Parallel()
-	own := throttle.Window{Name: "own", Limit: 4, Period: s}
+	tenantWindow := throttle.Window{Name: "own", Limit: 4, Period: s}
 	for name, p := range map[string]throttle.Policy{
 		"shared":   limitertest.Policy(limitertest.SharedWindow(20, s)),
-		"both":     limitertest.Policy(own, limitertest.SharedWindow(20, s)),
+		"both":     limitertest.Policy(tenantWindow, limitertest.SharedWindow(20, s)),
 		"weights":  weighted(map[string]float64{"t1": 4, "t2": 0.5}, limitertest.SharedWindow(20, s)),
 		"spaced":   limitertest.Policy(throttle.Window{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 25, Burst: 3, Period: s, Shared: true}),
-		"a minute": limitertest.Policy(throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 50, Period: m, Shared: true}, own),
+		"a minute": limitertest.Policy(throttle.Window{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 50, Period: m, Shared: true}, tenantWindow),
 		"a quota":  limitertest.Policy(limitertest.SharedWindow(20, s), throttle.Window{Name: "quota", Algorithm: throttle.AlgorithmCalendar, Limit: 125, Resets: "*/5 * * * *", Shared: true}),
 	} {
 		classes := []throttle.Class{throttle.ClassLive, throttle.ClassBatch}
@@ -146,7 +146,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w.Name, w.Shared = "all", true
 			st := newStory(t, limitertest.Redis(t), limitertest.Policy(w))
-			r := of("a")
+			r := requestOf("a")
 			r.Cost = map[string]int64{throttle.Requests: max(1, w.Limit/100)}
 			for i := int64(0); i < min(w.Limit, 100); i++ {
 				expect.That(t, limitertest.Reserve(t, st.at(h+time.Duration(i)*11*ms).l, r).Granted, "grant", i)

@@ -23,7 +23,7 @@ func TestRemovedPolicies(t *testing.T) {
 	check("p")
 	st.set(keep)
 	check("keep", "p")
-	expect.Err(t, expect.ErrOf(st.l.Reserve(t.Context(), st.of("a4"))), throttle.ErrUnknownPolicy)
+	expect.Err(t, expect.ErrOf(st.l.Reserve(t.Context(), st.request("a4"))), throttle.ErrUnknownPolicy)
 	expect.Equal(t, limitertest.Cancel(t, st.l, d.Reservation).Granted, true)
 	st.takes("a2").putBack("a2")
 	st.takes("a2")
@@ -128,7 +128,7 @@ func TestAResetLetsGoWhatWaits(t *testing.T) {
 			expect.Equal(t, w.Used, want[i], tenant, w.Name)
 		}
 	}
-	st.with = map[string]string{"user": "u,:%"}
+	st.attributes = map[string]string{"user": "u,:%"}
 	st.granted("a1", "b1", "c1", "\n1")
 	st.waits("a2", "b2")
 	st.at(s).takes()

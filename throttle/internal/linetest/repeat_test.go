@@ -54,7 +54,7 @@ func TestLineWithEveryCallRepeated(t *testing.T) {
 			st.at(now).cost = cost
 			switch what {
 			case "reserve":
-				r := st.of(ticket)
+				r := st.request(ticket)
 				if number%3 == 0 {
 					r.Ticket = throttle.Ticket{}
 				}

@@ -96,20 +96,20 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 // What several settles added is given back as if the first had added all: nothing of others, granted later, is.
 func TestOthersKeepWhatIsCounted(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(tokens(1000, m)))
-	of := func(units int64) throttle.Request {
+	ofTokens := func(units int64) throttle.Request {
 		return throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": units}}
 	}
-	r := limitertest.Reserve(t, st.l, of(10)).Reservation
+	r := limitertest.Reserve(t, st.l, ofTokens(10)).Reservation
 	r = st.at(10*s).settle(r, 15)
 	r = st.at(20*s).settle(r, 20)
-	limitertest.Reserve(t, st.l, of(5))
+	limitertest.Reserve(t, st.l, ofTokens(5))
 	st.settle(r, 10)
-	limitertest.WantUsed(t, st.at(75*s).l, of(1), 10)
+	limitertest.WantUsed(t, st.at(75*s).l, ofTokens(1), 10)
 }
 
 // What is corrected, paused or released beside a line counts once.
 func TestCorrectionsBesideALine(t *testing.T) {
-	tell(t, map[string]scenario{
+	tell(t, map[string]lineCase{
 		"settled to nothing": {limitertest.Policy(throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Shared: true}, limitertest.SharedWindow(10, 10*s)), func(st *story) {
 			first := st.granted("a1")
 			r := expect.Got(first.Reservation.Settle(st.Context(), map[string]int64{"requests": 0}))(st)
@@ -124,7 +124,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			st.granted("a2")
 			r := expect.Got(first.Reservation.Settle(st.Context(), map[string]int64{"requests": 2}))(st)
 			expect.Must(st, expect.ErrOf(r.Renew(st.Context())))
-			limitertest.WantUsed(st, st.l, st.of("x"), 2)
+			limitertest.WantUsed(st, st.l, st.request("x"), 2)
 		}},
 		"settled for more once policies were published": {throttle.Policy{
 			Name: "p", Tenants: map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"tokens": {Limit: 50}}}},
@@ -134,11 +134,11 @@ func TestCorrectionsBesideALine(t *testing.T) {
 			r, p := st.granted("a1").Reservation, st.l.Policies()[0]
 			expect.Must(st, st.l.SetPolicies([]throttle.Policy{p, {Name: "other", Windows: p.Windows}}))
 			r = st.settle(r, 40)
-			limitertest.WantUsed(st, st.l, st.of("a"), 40)
+			limitertest.WantUsed(st, st.l, st.request("a"), 40)
 			p.Windows[0].Period = 2 * h
 			st.set(p)
 			st.settle(st.settle(r, 45), 10)
-			limitertest.WantUsed(st, st.l, st.of("a"), 45)
+			limitertest.WantUsed(st, st.l, st.request("a"), 45)
 		}},
 		"a pause holds for what costs nothing there": {limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: s}, tokens(100, s)), func(st *story) {
 			st.pause(st.granted("a1").Reservation, 10*s)

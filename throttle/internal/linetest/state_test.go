@@ -212,7 +212,7 @@ func TestStateOfAnExemptTenantThatIsPaused(t *testing.T) {
 			p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s})
 			p.Observe, p.Tenants = observe, map[string]throttle.Tenant{"b": {Exempt: true}}
 			st := newStory(t, limitertest.Redis(t), p)
-			st.pause(st.l.Attach(throttle.Reservation{Request: st.of("b1")}), h)
+			st.pause(st.l.Attach(throttle.Reservation{Request: st.request("b1")}), h)
 			b := state(t, st.l, inspect.Query{Tenant: "b"}).Tenants[0]
 			expect.That(t, b.Exempt && b.Pause == nil, "the upstream's pause stops it:", b)
 			st.pauses("b")
@@ -223,7 +223,7 @@ func TestStateOfAnExemptTenantThatIsPaused(t *testing.T) {
 
 func TestStateRefusesWhatCannotBe(t *testing.T) {
 	t.Parallel()
-	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1}), limitertest.Policy(limitertest.SharedWindow(1, s)))
+	l := limitertest.New(t, limitertest.NoRedis(t), limitertest.Policy(limitertest.SharedWindow(1, s)))
 	for _, q := range []inspect.Query{{Policy: "p", After: "x"}, {Policy: "p", After: "1.0"}} {
 		expect.Err(t, expect.ErrOf(inspect.Of(l).State(t.Context(), q)), new(*throttle.RequestError))
 	}
@@ -239,14 +239,14 @@ func TestExplainSaysWhyATicketWaits(t *testing.T) {
 	st.at(s).joins("a4", "b2", "c1")
 	decision := st.joins("c2")
 	before := limitertest.Dump(t, st.client)
-	own, shared := st.explain("a4"), st.explain("c2")
+	a4, c2 := st.explain("a4"), st.explain("c2")
 	expect.Equal(t, fmt.Sprint(limitertest.Dump(t, st.client)), fmt.Sprint(before), before)
-	expect.That(t, own.Binds == "own" && own.Expected.Equal(limitertest.At(60*s)) &&
-		own.Position == 1 && own.Waiting == 1 && own.Since.Equal(limitertest.At(s)), own)
-	expect.That(t, shared.Expected.Equal(limitertest.At(s+decision.RetryIn)), shared, "joined with", decision)
-	expect.That(t, shared.Policy == "p" && shared.Tenant == "c" && shared.Since.Sub(limitertest.At(s)) < ms &&
-		shared.Position == 2 && shared.Waiting == 2 && len(shared.Windows) == 2 && !shared.Windows[0].Denied &&
-		shared.Windows[1].Used == 4 && shared.Windows[1].RetryIn == 19*s, shared)
+	expect.That(t, a4.Binds == "own" && a4.Expected.Equal(limitertest.At(60*s)) &&
+		a4.Position == 1 && a4.Waiting == 1 && a4.Since.Equal(limitertest.At(s)), a4)
+	expect.That(t, c2.Expected.Equal(limitertest.At(s+decision.RetryIn)), c2, "joined with", decision)
+	expect.That(t, c2.Policy == "p" && c2.Tenant == "c" && c2.Since.Sub(limitertest.At(s)) < ms &&
+		c2.Position == 2 && c2.Waiting == 2 && len(c2.Windows) == 2 && !c2.Windows[0].Denied &&
+		c2.Windows[1].Used == 4 && c2.Windows[1].RetryIn == 19*s, c2)
 	st.at(20 * s)
 	fits := st.explain("c1")
 	expect.That(t, fits.Binds == "" && fits.Expected.Equal(limitertest.At(20*s)), fits)
@@ -270,9 +270,9 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 	}
 	err := json.Unmarshal(text, &got)
 	expect.Require(t, err == nil && len(got.Tenants) == 1, err, string(text))
-	own := got.Tenants[0]
-	expect.That(t, own.Expected.Equal(limitertest.At(3*m)), text)
-	w := own.Windows[0]
+	tenant := got.Tenants[0]
+	expect.That(t, tenant.Expected.Equal(limitertest.At(3*m)), text)
+	w := tenant.Windows[0]
 	expect.That(t, w["period_seconds"] == 90.0 && w["retry_in_seconds"] == 180.0 &&
 		w["used"] == 1.0 && w["denied"] == true, text)
 }
@@ -302,7 +302,7 @@ func TestPagesLeaveNoTenantOut(t *testing.T) {
 	var all []throttle.Request
 	for i := range n {
 		for _, class := range []throttle.Class{throttle.ClassLive, throttle.ClassBatch} {
-			r := of(fmt.Sprint("tenant", i))
+			r := requestOf(fmt.Sprint("tenant", i))
 			r.Class, r.Ticket = class, limitertest.Ticket(fmt.Sprint(class, i))
 			all = append(all, r)
 		}

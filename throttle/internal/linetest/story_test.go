@@ -30,23 +30,23 @@ type story struct {
 	queues []string                        // of the next take
 
 	// Of the requests that follow:
-	class  throttle.Class
-	cost   int64
-	front  bool
-	tokens int64             // cost, if the policy counts them
-	with   map[string]string // attributes
+	class      throttle.Class
+	cost       int64
+	front      bool
+	tokens     int64             // cost, if the policy counts them
+	attributes map[string]string // attributes
 }
 
-// A scenario is what happens to the line of a policy.
-type scenario struct {
+// A lineCase is what happens to the line of a policy.
+type lineCase struct {
 	p    throttle.Policy
 	tell func(st *story)
 }
 
 // tell tells each scenario on a real Redis. If its last take found nobody, and nobody came since, nothing is left.
-func tell(t *testing.T, scenarios map[string]scenario) {
+func tell(t *testing.T, scenarios map[string]lineCase) {
 	t.Helper()
-	limitertest.EachCase(t, scenarios, func(t *testing.T, client *redis.Client, sc scenario) {
+	limitertest.EachCase(t, scenarios, func(t *testing.T, client *redis.Client, sc lineCase) {
 		st := newStory(t, client, sc.p)
 		sc.tell(st)
 		if st.next < 0 {
@@ -95,10 +95,10 @@ func (st *story) live() *story                 { st.class = throttle.ClassLive; 
 func (st *story) now() time.Duration           { return time.Duration(st.c.US.Load()-limitertest.Midnight) * us }
 func (st *story) pass(d time.Duration)         { st.c.US.Add(d.Microseconds()) }
 
-// of is the request of a ticket.
-func (st *story) of(ticket string) throttle.Request {
+// request is the request of a ticket.
+func (st *story) request(ticket string) throttle.Request {
 	r := throttle.Request{
-		Attributes: st.with, Class: st.class, Cost: map[string]int64{"requests": st.cost}, Front: st.front, Policy: "p",
+		Attributes: st.attributes, Class: st.class, Cost: map[string]int64{"requests": st.cost}, Front: st.front, Policy: "p",
 		Tenant: ticket[:1], Ticket: limitertest.Ticket(ticket),
 	}
 	if st.tokens > 0 {
@@ -109,7 +109,7 @@ func (st *story) of(ticket string) throttle.Request {
 
 // without is the request of a tenant that does not wait.
 func (st *story) without(tenant string) throttle.Request {
-	r := st.of(tenant)
+	r := st.request(tenant)
 	r.Ticket = throttle.Ticket{}
 	return r
 }
@@ -118,7 +118,7 @@ func (st *story) without(tenant string) throttle.Request {
 func (st *story) granted(tickets ...string) (last throttle.Decision) {
 	st.Helper()
 	for _, ticket := range tickets {
-		last = limitertest.Reserve(st, st.l, st.of(ticket))
+		last = limitertest.Reserve(st, st.l, st.request(ticket))
 		expect.Require(st, last.Granted, ticket, "is denied for", last.RetryIn)
 	}
 	return last
@@ -128,7 +128,7 @@ func (st *story) granted(tickets ...string) (last throttle.Decision) {
 func (st *story) denied(ticket string, retryIn time.Duration) {
 	st.Helper()
 	st.next = 0
-	d := limitertest.Reserve(st, st.l, st.of(ticket))
+	d := limitertest.Reserve(st, st.l, st.request(ticket))
 	expect.Require(st, !d.Granted && d.Queued && d.RetryIn == retryIn,
 		ticket, "granted", d.Granted, "queued", d.Queued, "denied for", d.RetryIn, "want", retryIn)
 }
@@ -138,7 +138,7 @@ func (st *story) waits(tickets ...string) {
 	st.Helper()
 	for _, ticket := range tickets {
 		st.next = 0
-		d := limitertest.Reserve(st, st.l, st.of(ticket))
+		d := limitertest.Reserve(st, st.l, st.request(ticket))
 		expect.Require(st, !d.Granted && d.Queued,
 			ticket, "granted", d.Granted, "queued", d.Queued, "want denied and queued")
 	}
@@ -160,7 +160,7 @@ func (st *story) joinIn(queue string, tickets ...string) (last throttle.LineDeci
 	st.Helper()
 	for _, ticket := range tickets {
 		st.next = 0
-		r := st.of(ticket)
+		r := st.request(ticket)
 		r.Ticket.Queue = queue
 		last = limitertest.Join(st, st.l, r)
 	}
@@ -172,7 +172,7 @@ func (st *story) joinMany(queue, tenant string, n int) {
 	st.Helper()
 	var requests []throttle.Request
 	for i := range n {
-		r := st.of(tenant)
+		r := st.request(tenant)
 		r.Tenant, r.Ticket = tenant, throttle.Ticket{Queue: queue, ID: fmt.Sprint(tenant, i)}
 		requests = append(requests, r)
 	}
@@ -404,7 +404,7 @@ func (st *story) pause(r throttle.Reservation, d time.Duration) *story {
 // pauseOf is a refusal of a call of a tenant that was granted long ago.
 func (st *story) pauseOf(tenant string, d time.Duration) *story {
 	st.Helper()
-	return st.pause(st.l.Attach(throttle.Reservation{Request: of(tenant)}), d)
+	return st.pause(st.l.Attach(throttle.Reservation{Request: requestOf(tenant)}), d)
 }
 
 // remaining has the upstream say what it has left.
@@ -428,8 +428,8 @@ func (st *story) plan(o inspect.PlanOptions, demands ...inspect.Demand) inspect.
 
 func steps(n int) time.Duration { return time.Duration(n) }
 
-// of is a request that names a tenant, and no more.
-func of(tenant string) throttle.Request { return throttle.Request{Policy: "p", Tenant: tenant} }
+// requestOf is a request that names a tenant, and no more.
+func requestOf(tenant string) throttle.Request { return throttle.Request{Policy: "p", Tenant: tenant} }
 
 // lineText is a text of the line and its windows, without what processes and reservations are remembered by.
 func lineText(t limitertest.TB, client *redis.Client) string {

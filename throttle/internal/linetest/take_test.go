@@ -20,7 +20,7 @@ import (
 // The reply of a take is lost, again and again: its tickets come with the next one, and are charged once.
 func TestATakeWhoseReplyIsLost(t *testing.T) {
 	client := limitertest.Redis(t)
-	p := limitertest.NewProxy(t, client.Options().Addr)
+	p := limitertest.NewLossyProxy(t, client.Options().Addr)
 	through := redis.NewClient(&redis.Options{Addr: p.Addr, MaxRetries: -1})
 	defer through.Close()
 	l := limitertest.New(t, through, limitertest.Policy(limitertest.SharedWindow(4, h)))
@@ -128,7 +128,7 @@ func TestWhatWasTaken(t *testing.T) {
 	site := throttle.Window{Name: "site", Limit: 1, Period: s, Per: []string{"site"}}
 	user := throttle.Window{Name: "user", Limit: 9, Period: s, Per: []string{"tenant", "user"}}
 	both := limitertest.Policy(limitertest.SharedWindow(9, 10*s), limitertest.Slots(9))
-	tell(t, map[string]scenario{
+	tell(t, map[string]lineCase{
 		"a take acknowledges the one before, also if it gets nothing": {limitertest.Policy(limitertest.SharedWindow(1, 10*s)), func(st *story) {
 			st.joins("a1", "a2")
 			st.takes("a1").takes()
@@ -152,25 +152,25 @@ func TestWhatWasTaken(t *testing.T) {
 			st.takes("a3", "a1").asks(-1)
 		}},
 		"joined by a scope that is no more": {limitertest.Policy(user, site), func(st *story) {
-			st.with = map[string]string{"site": "x,y", "user": "u"}
+			st.attributes = map[string]string{"site": "x,y", "user": "u"}
 			st.joins("a1")
 			st.set(limitertest.Policy(site))
 			st.takes("a1")
-			expect.That(st, st.line().Matches(st.took["a1"], st.of("a1")), st.took["a1"])
+			expect.That(st, st.line().Matches(st.took["a1"], st.request("a1")), st.took["a1"])
 		}},
 		"reserved again, although others wait": {limitertest.Policy(two, limitertest.Slots(9)), func(st *story) {
 			st.joins("a1", "a2", "a3")
 			st.takes("a1", "a2").at(s)
-			d := st.again("a1", st.of("a1"))
+			d := st.again("a1", st.request("a1"))
 			limitertest.WantGranted(st, d, 2, 2)
 			expect.Equal(st, d.At, limitertest.At(s))
 			st.cost = 2 // above what was taken
-			d = st.again("a2", st.of("a2"))
+			d = st.again("a2", st.request("a2"))
 			expect.That(st, !d.Granted && d.Queued && slices.Equal(limitertest.Used(d), []int64{1, 1}), d)
 			st.costs(1).takes("a3") // the unit that a2 gave back
-			other := st.of("a3")
+			other := st.request("a3")
 			other.Policy = "other"
-			for _, r := range []throttle.Request{st.of("a3"), st.of("b3"), limitertest.Acme(1), other} {
+			for _, r := range []throttle.Request{st.request("a3"), st.request("b3"), limitertest.Acme(1), other} {
 				want := r.Ticket.ID == "a3" && r.Policy == "p"
 				expect.Equal(st, st.line().Matches(st.took["a3"], r), want, r)
 			}
@@ -178,7 +178,7 @@ func TestWhatWasTaken(t *testing.T) {
 		"reserved again, and refunded": {limitertest.Policy(two), func(st *story) {
 			st.joins("a1", "a2")
 			st.takes("a1", "a2").at(s)
-			d := st.again("a1", st.of("a1"))
+			d := st.again("a1", st.request("a1"))
 			limitertest.WantGranted(st, d, 2)
 			st.refunds("a1").refunds("a1").used(2)
 			limitertest.Cancel(st, st.l, d.Reservation)
@@ -187,7 +187,7 @@ func TestWhatWasTaken(t *testing.T) {
 		"denied again, and refunded": {limitertest.Policy(two), func(st *story) {
 			st.joins("a1", "a2")
 			st.takes("a1", "a2").at(s).set(limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
-			expect.Equal(st, st.again("a1", st.of("a1")).Granted, false)
+			expect.Equal(st, st.again("a1", st.request("a1")).Granted, false)
 			st.refunds("a1").refunds("a1").used(1)
 		}},
 		"reserved again, after a window came": {limitertest.Policy(two), func(st *story) {
@@ -195,15 +195,15 @@ func TestWhatWasTaken(t *testing.T) {
 			day := limitertest.Quota(2, "@daily", "UTC")
 			day.Shared = true
 			st.takes("a1", "a2").at(s).set(limitertest.Policy(two, day))
-			limitertest.WantGranted(st, st.again("a1", st.of("a1")), 2, 1)
-			limitertest.WantGranted(st, st.again("a2", st.of("a2")), 2, 2)
+			limitertest.WantGranted(st, st.again("a1", st.request("a1")), 2, 1)
+			limitertest.WantGranted(st, st.again("a2", st.request("a2")), 2, 2)
 		}},
 		// Those of another ticket of the same take stay.
 		"reserved again twice, its units are given back once": {both, func(st *story) {
 			st.joins("a1", "a2")
 			st.takes("a1", "a2").at(s)
-			limitertest.WantGranted(st, st.again("a1", st.of("a1")), 2, 2)
-			limitertest.WantGranted(st, st.again("a1", st.of("a1")), 3, 3)
+			limitertest.WantGranted(st, st.again("a1", st.request("a1")), 2, 2)
+			limitertest.WantGranted(st, st.again("a1", st.request("a1")), 3, 3)
 		}},
 	})
 }
@@ -238,13 +238,13 @@ func TestTicketsOfALine(t *testing.T) {
 	expect.Equal(t, line.Tickets(t.Context(), "", func([]throttle.Ticket) error { return enough }), enough)
 	expect.Err(t, l.Line("other").Tickets(t.Context(), "", nil), throttle.ErrUnknownPolicy)
 	// Of one tenant it leaves out what joined by other scopes: the user of some is called as the tenant of others.
-	by := func(a ...string) []throttle.Policy {
+	policyPer := func(a ...string) []throttle.Policy {
 		return []throttle.Policy{limitertest.Policy(throttle.Window{Name: "w", Limit: 1, Per: a, Period: h})}
 	}
-	expect.Must(t, l.SetPolicies(by("tenant", "user")))
+	expect.Must(t, l.SetPolicies(policyPer("tenant", "user")))
 	bob := throttle.Request{Tenant: "acme", Attributes: map[string]string{"user": "bob"}, Ticket: limitertest.Ticket("b")}
 	expect.Must(t, expect.ErrOf(line.Join(t.Context(), []throttle.Request{bob})))
-	expect.Must(t, l.SetPolicies(by("region", "tenant")))
+	expect.Must(t, l.SetPolicies(policyPer("region", "tenant")))
 	expect.Must(t, line.Tickets(t.Context(), "bob", func(page []throttle.Ticket) error { expect.Equal(t, page, nil); return nil }))
 }
 
@@ -267,7 +267,7 @@ func TestATicketGoesBackToItsOwnLine(t *testing.T) {
 // Work that was refused, and joined again, has waited since it joined first, also after it is put back.
 func TestAPutBackTicketHasWaitedSinceItJoinedFirst(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, s)))
-	r := st.at(10 * s).of("a1")
+	r := st.at(10 * s).request("a1")
 	r.Since = limitertest.At(4 * s)
 	limitertest.Join(t, st.l, r)
 	st.takes("a1")
@@ -284,11 +284,11 @@ func TestManyLostTakesArePutBack(t *testing.T) {
 	}
 	st := newStory(t, limitertest.Redis(t), limitertest.Policy(windows...))
 	for n := range 256 {
-		st.with = map[string]string{}
+		st.attributes = map[string]string{}
 		for _, w := range windows {
-			st.with[w.Name] = fmt.Sprint(n)
+			st.attributes[w.Name] = fmt.Sprint(n)
 		}
-		r := st.of(fmt.Sprint("a", n))
+		r := st.request(fmt.Sprint("a", n))
 		r.Tenant = fmt.Sprint(n)
 		st.joining(r)
 		if n%64 == 63 {

@@ -80,7 +80,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 		cost          int64
 	}
 	slots := throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 4, Lease: m, Shared: true}
-	own, twenty := throttle.Window{Name: "own", Limit: 1000, Period: s}, limitertest.SharedWindow(20, s)
+	tenantWindow, twenty := throttle.Window{Name: "own", Limit: 1000, Period: s}, limitertest.SharedWindow(20, s)
 	spaced := throttle.Window{Name: "w", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 1, Period: s, Shared: true}
 	one, two := backlog{"one", "a", 300, 1}, backlog{"two", "b", 300, 1}
 	alone := [][]string{{"one"}, {"two"}}
@@ -102,7 +102,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			3 * s, []map[string]int{{"one": 20}, {"two": 20}, {"three": 20}},
 		},
 		"by the weights of the tenants that wait": {
-			weighted(map[string]float64{"c": 2}, own, limitertest.SharedWindow(40, s)), alone, 0, []backlog{one, two, {"two", "c", 300, 1}},
+			weighted(map[string]float64{"c": 2}, tenantWindow, limitertest.SharedWindow(40, s)), alone, 0, []backlog{one, two, {"two", "c", 300, 1}},
 			3 * s, []map[string]int{{"one": 30}, {"two": 90}},
 		},
 		"at a tenant's own window": {
@@ -110,7 +110,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			3 * s, []map[string]int{{"one": 30}, {"two": 30}},
 		},
 		"of their server's queues together": {
-			limitertest.Policy(own, twenty), [][]string{{"high", "low"}, {"low"}, {"other"}}, 0,
+			limitertest.Policy(tenantWindow, twenty), [][]string{{"high", "low"}, {"low"}, {"other"}}, 0,
 			[]backlog{{"high", "a", 300, 1}, {"low", "b", 300, 1}, {"other", "c", 300, 1}}, 6 * s, []map[string]int{nil, nil, {"other": 40}},
 		},
 		"a larger cost is not passed over": {
@@ -135,8 +135,8 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 		expect.That(t, row.p.Windows[0].Name != spaced.Name || r.asked <= most,
 			tickets, "tickets took", r.asked, "takes, want at most", most)
 	})
-	tell(t, map[string]scenario{
-		"evenly, and one that stops leaves all to the other": {limitertest.Policy(own, twenty), func(st *story) {
+	tell(t, map[string]lineCase{
+		"evenly, and one that stops leaves all to the other": {limitertest.Policy(tenantWindow, twenty), func(st *story) {
 			r := newRotation(st, alone...)
 			st.joinMany("one", "a", 300)
 			st.joinMany("two", "b", 300)
@@ -161,7 +161,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			st.at(h + s).from("one").takes("a1").asks(-1)
 		}},
 		"what a queue leaves of its region is the next one's": {limitertest.Policy(region, limitertest.SharedWindow(9, s)), func(st *story) {
-			st.with = map[string]string{"region": "north"}
+			st.attributes = map[string]string{"region": "north"}
 			st.granted("x1", "x2", "x3")
 			st.joinIn("one", "c1")
 			st.joinIn("two", "a1", "a2")

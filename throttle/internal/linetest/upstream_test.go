@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
@@ -17,15 +15,15 @@ import (
 
 func TestReportsOfTheUpstream(t *testing.T) {
 	t.Parallel()
-	own := throttle.Window{Name: "own", Limit: 10, Period: 10 * s}
+	tenantWindow := throttle.Window{Name: "own", Limit: 10, Period: 10 * s}
 	shared := limitertest.SharedWindow(10, 10*s)
-	ofTenant := limitertest.Policy(own, shared)
+	ofTenant := limitertest.Policy(tenantWindow, shared)
 	off := func(windows ...throttle.Window) throttle.Policy {
 		p := limitertest.Policy(windows...)
 		p.KeepRate = true
 		return p
 	}
-	tell(t, map[string]scenario{
+	tell(t, map[string]lineCase{
 		"a pause is for the tenant that was refused": {ofTenant, func(st *story) {
 			st.pause(st.granted("a1").Reservation, 5*s)
 			st.denied("a2", 5*s)
@@ -138,7 +136,7 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 	client := limitertest.Redis(t)
 	p := limitertest.Policy(limitertest.SharedWindow(10, time.Second))
 	p.KeepRate = true
-	d := limitertest.Reserve(t, limitertest.New(t, client, p), of("a"))
+	d := limitertest.Reserve(t, limitertest.New(t, client, p), requestOf("a"))
 	expect.Must(t, expect.ErrOf(d.Reservation.Pause(t.Context(), 50*ms, "")))
 	expect.Must(t, d.Reservation.ReportRemaining(t.Context(), throttle.Requests, 3, 50*ms))
 	keys, err := client.Keys(t.Context(), "*").Result()
@@ -154,8 +152,8 @@ func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
 func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 	t.Parallel()
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
-	l := limitertest.New(t, redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), p)
-	r := l.Attach(limitertest.Elsewhere(t, p, of("a")))
+	l := limitertest.New(t, limitertest.NoRedis(t), p)
+	r := l.Attach(limitertest.Elsewhere(t, p, requestOf("a")))
 	paused := func(r throttle.Request, d time.Duration) error {
 		_, err := l.Attach(throttle.Reservation{Request: r}).Pause(t.Context(), d, "")
 		return err
@@ -183,7 +181,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 	st := newStory(t, limitertest.Redis(t), p)
 	pause := func(tenant string, d, want time.Duration) {
 		t.Helper()
-		r := st.l.Attach(throttle.Reservation{Request: of(tenant)})
+		r := st.l.Attach(throttle.Reservation{Request: requestOf(tenant)})
 		refusal, err := r.Pause(t.Context(), d, "429")
 		expect.That(t, err == nil && refusal.Pause == want, refusal, err, "want", want)
 	}
@@ -223,8 +221,8 @@ func TestARefundAddsNothingToWhatTheUpstreamHasLeft(t *testing.T) {
 	p.Tenants, p.UpstreamShared = map[string]throttle.Tenant{"e": {Exempt: true}}, true
 	st := newStory(t, limitertest.Redis(t), p)
 	st.remaining(st.granted("a1").Reservation, 0, h).pass(s)
-	expect.Must(t, expect.ErrOf(limitertest.Reserve(t, st.l, of("e")).Reservation.Cancel(t.Context())))
-	expect.Equal(t, limitertest.Peek(t, st.l, of("b")).Remaining.Units, 0)
+	expect.Must(t, expect.ErrOf(limitertest.Reserve(t, st.l, requestOf("e")).Reservation.Cancel(t.Context())))
+	expect.Equal(t, limitertest.Peek(t, st.l, requestOf("b")).Remaining.Units, 0)
 }
 
 // A pause whose reply was lost began all the same.
@@ -233,7 +231,7 @@ func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
 	repeating.AddHook(hooktest.Hook(hooktest.Twice))
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
 	p.KeepRate = true
-	r := limitertest.New(t, repeating, p).Attach(throttle.Reservation{Request: of("a")})
+	r := limitertest.New(t, repeating, p).Attach(throttle.Reservation{Request: requestOf("a")})
 	for i, want := range []time.Duration{m, 0} {
 		refusal, err := r.Pause(t.Context(), m, "")
 		expect.That(t, err == nil && refusal.Pause == want, "pause", i, refusal, err)

@@ -72,16 +72,16 @@ func (m *adaptModel) take(now float64) {
 	m.next = math.Ceil(math.Max(m.next, now-late) + spacing)
 }
 
-// refused notes that what was granted at `at` was refused, for `said`, or 0 for an unknown time, and returns the
+// refused notes that what was granted at `at` was refused, for `retryAfter`, or 0 for an unknown time, and returns the
 // pause.
-func (m *adaptModel) refused(now, at, said float64) float64 {
+func (m *adaptModel) refused(now, at, retryAfter float64) float64 {
 	known := now < m.free
 	if known && at <= m.last {
-		return said // of one moment with the last
+		return retryAfter // of one moment with the last
 	}
-	wait := said
+	wait := retryAfter
 	switch {
-	case said > 0:
+	case retryAfter > 0:
 	case known && now < m.last+m.wait+m.span()/2:
 		wait = math.Min(2*m.wait, m.span())
 	default:
@@ -113,7 +113,7 @@ func TestLuaAdaptsAsTheModel(t *testing.T) {
 		model := &adaptModel{cycle: toUS(period), capacity: float64(limit)}
 		spacing := period / time.Duration(limit)
 		var now, paused time.Duration
-		var log []limitertest.Grant
+		var log []limitertest.LoggedGrant
 		var granted []throttle.Reservation
 		var times []time.Duration
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
@@ -125,9 +125,9 @@ func TestLuaAdaptsAsTheModel(t *testing.T) {
 			c.Set(now)
 			if len(granted) > 0 && rapid.IntRange(0, 3).Draw(t, "refused") == 0 {
 				i := rapid.IntRange(max(0, len(granted)-5), len(granted)-1).Draw(t, "which")
-				said := rapid.SampledFrom([]time.Duration{0, 0, time.Second}).Draw(t, "said")
-				expect.Must(t, expect.ErrOf(granted[i].Pause(t.Context(), said, "")))
-				if wait := model.refused(toUS(now), toUS(times[i]), toUS(said)); wait > 0 {
+				retryAfter := rapid.SampledFrom([]time.Duration{0, 0, time.Second}).Draw(t, "said")
+				expect.Must(t, expect.ErrOf(granted[i].Pause(t.Context(), retryAfter, "")))
+				if wait := model.refused(toUS(now), toUS(times[i]), toUS(retryAfter)); wait > 0 {
 					paused = max(paused, now+ofUS(math.Ceil(wait)))
 				}
 				continue
@@ -141,7 +141,7 @@ func TestLuaAdaptsAsTheModel(t *testing.T) {
 			case d.Granted:
 				model.take(toUS(now))
 				granted, times = append(granted, d.Reservation), append(times, now)
-				log = append(log, limitertest.Grant{At: d.At.UnixMicro(), Units: 1})
+				log = append(log, limitertest.LoggedGrant{At: d.At.UnixMicro(), Units: 1})
 			case d.Windows[0].Used < limit && (now+d.RetryIn-fits).Abs() > rounding:
 				t.Fatalf("at %v denied until %v, by the model until %v", now, now+d.RetryIn, fits)
 			}

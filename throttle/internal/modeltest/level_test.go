@@ -9,13 +9,13 @@ import (
 )
 
 // level is how many units count at t, which is not before the last event.
-func level(w throttle.Window, log []*event, t int64) *big.Rat {
+func level(w throttle.Window, log []*grantEvent, t int64) *big.Rat {
 	if w.Algorithm == throttle.AlgorithmGCRA {
 		return bucketLevel(w, log, t)
 	}
 	period, margin, units := w.Period.Microseconds(), w.Margin.Microseconds(), int64(0)
 	for _, e := range log {
-		if e.of != nil || e.cancelled {
+		if e.grant != nil || e.cancelled {
 			continue // a cancelled grant never was
 		}
 		// A fixed window counts the margins around its resets on both sides.
@@ -28,7 +28,7 @@ func level(w throttle.Window, log []*event, t int64) *big.Rat {
 }
 
 // bucketLevel pours and drains from the first event on, in exact fractions.
-func bucketLevel(w throttle.Window, log []*event, t int64) *big.Rat {
+func bucketLevel(w throttle.Window, log []*grantEvent, t int64) *big.Rat {
 	level, at, scale, empty := new(big.Rat), int64(0), int64(0), int64(0)
 	drainTo := func(t int64, w throttle.Window) {
 		if t >= empty {
@@ -47,8 +47,8 @@ func bucketLevel(w throttle.Window, log []*event, t int64) *big.Rat {
 	for _, e := range log {
 		drainTo(e.at, e.window)
 		units := big.NewRat(e.units, 1)
-		if e.of != nil {
-			units.Sub(units, new(big.Rat).Mul(big.NewRat(e.at-e.of.at, 1), rateOf(e.window))) // the rest has drained
+		if e.grant != nil {
+			units.Sub(units, new(big.Rat).Mul(big.NewRat(e.at-e.grant.at, 1), rateOf(e.window))) // the rest has drained
 			if units.Sign() < 0 || e.units == 0 {
 				units.SetInt64(0)
 			}
@@ -78,7 +78,7 @@ func ceil(r *big.Rat) int64 {
 }
 
 // fitsFrom is the first time from t on at which the cost fits the window.
-func fitsFrom(w throttle.Window, log []*event, t, cost int64) int64 {
+func fitsFrom(w throttle.Window, log []*grantEvent, t, cost int64) int64 {
 	if w.Algorithm == throttle.AlgorithmGCRA && cost > 0 {
 		return drainsTo(w, log, t, capacity(w)-cost)
 	}
@@ -91,7 +91,7 @@ func fits(w throttle.Window, cost int64, level *big.Rat) bool {
 }
 
 // resets is the first time from t on at which nothing counts.
-func resets(w throttle.Window, log []*event, t int64) int64 {
+func resets(w throttle.Window, log []*grantEvent, t int64) int64 {
 	if w.Algorithm == throttle.AlgorithmGCRA {
 		return drainsTo(w, log, t, 0)
 	}
@@ -99,13 +99,13 @@ func resets(w throttle.Window, log []*event, t int64) int64 {
 }
 
 // drainsTo is the first time from t on at which a bucket holds no more than units, by the rate that holds now.
-func drainsTo(w throttle.Window, log []*event, t, units int64) int64 {
+func drainsTo(w throttle.Window, log []*grantEvent, t, units int64) int64 {
 	over := new(big.Rat).Sub(level(w, log, t), big.NewRat(units, 1))
 	return t + max(0, ceil(over.Quo(over, rateOf(w))))
 }
 
 // first tries every time from t on at which anything can change.
-func first(w throttle.Window, log []*event, t int64, holds func(level *big.Rat) bool) int64 {
+func first(w throttle.Window, log []*grantEvent, t int64, holds func(level *big.Rat) bool) int64 {
 	period, margin := w.Period.Microseconds(), w.Margin.Microseconds()
 	reset := ((t-margin)/period+1)*period + margin
 	times := []int64{t, reset, reset + period}

@@ -18,21 +18,21 @@ func TestHundredsOfGrantsAreMerged(t *testing.T) {
 	client := limitertest.Redis(t)
 	l, c := limitertest.NewWithClock(t, client, limitertest.Policy(w))
 	random := rand.New(rand.NewPCG(1, 2))
-	var log []*event
+	var log []*grantEvent
 	var made []throttle.Decision
-	var whole []limitertest.Grant
+	var whole []limitertest.LoggedGrant
 	at, denials := time.Duration(0), 0
 	for i := range 700 {
 		c.Set(at)
 		now := c.US.Load()
-		log = slices.DeleteFunc(log, func(e *event) bool { return e.at <= now-w.Period.Microseconds() })
+		log = slices.DeleteFunc(log, func(e *grantEvent) bool { return e.at <= now-w.Period.Microseconds() })
 		cost := 1 + random.Int64N(3)
 		exactly, used := fitsFrom(w, log, now, cost), ceil(level(w, log, now))
 		d := limitertest.Reserve(t, l, limitertest.Acme(cost))
 		counted := d.Windows[0].Used
 		if d.Granted {
 			counted -= cost
-			e := &event{at: now, units: cost, window: w, id: d.Reservation.ID}
+			e := &grantEvent{at: now, units: cost, window: w, id: d.Reservation.ID}
 			log, made = append(log, e), append(made, d)
 		} else {
 			denials++
@@ -55,7 +55,7 @@ func TestHundredsOfGrantsAreMerged(t *testing.T) {
 		}
 	}
 	for _, d := range made {
-		whole = append(whole, limitertest.Grant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
+		whole = append(whole, limitertest.LoggedGrant{At: d.At.UnixMicro(), Units: d.Reservation.Cost["requests"]})
 	}
 	over := limitertest.MostOver(w, whole)
 	expect.That(t, over <= 0 && denials != 0, over, "units over", denials, "denials")

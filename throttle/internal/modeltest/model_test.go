@@ -22,16 +22,16 @@ type model struct {
 
 // A grantLog is the history of one window for one scope.
 type grantLog struct {
-	events []*event
+	events []*grantEvent
 	until  int64 // nothing counts from here on, by the rate at the last event
 }
 
-// An event is a grant or a cancel. Times are in microseconds.
-type event struct {
+// A grantEvent is a grant or a cancel. Times are in microseconds.
+type grantEvent struct {
 	at        int64
 	cancelled bool
-	id        string // of the reservation
-	of        *event // the grant that a cancel is of
+	id        string      // of the reservation
+	grant     *grantEvent // the grant that a cancel is of
 	units     int64
 	window    throttle.Window // as it held then
 }
@@ -104,7 +104,7 @@ func (m *model) look(r throttle.Request, real int64) *view {
 }
 
 // write keeps what the windows are after the events.
-func (v *view) write(events []*event) {
+func (v *view) write(events []*grantEvent) {
 	alive := map[string]bool{}
 	for i, w := range v.model.windows {
 		log := v.logs[i]
@@ -195,9 +195,9 @@ func (m *model) reserve(r throttle.Request, id string, real int64) throttle.Deci
 	if !v.fits() && !m.exempts(r) {
 		return v.decision(false, real, v.earliest())
 	}
-	var events []*event
+	var events []*grantEvent
 	for _, w := range m.windows {
-		events = append(events, &event{at: v.now, id: id, units: limitertest.CostOf(w, r), window: w})
+		events = append(events, &grantEvent{at: v.now, id: id, units: limitertest.CostOf(w, r), window: w})
 	}
 	v.write(events)
 	m.held[id] = true
@@ -218,14 +218,14 @@ func (m *model) cancel(r throttle.Reservation, real int64) (d throttle.Decision)
 		return sum
 	}
 	before := used(v.decision(true, v.now, 0))
-	var events []*event
+	var events []*grantEvent
 	for i, w := range m.windows {
-		e := &event{at: v.now, units: limitertest.CostOf(w, r.Request), window: w, of: &event{at: r.At.UnixMicro()}}
+		e := &grantEvent{at: v.now, units: limitertest.CostOf(w, r.Request), window: w, grant: &grantEvent{at: r.At.UnixMicro()}}
 		switch grant := v.grant(i, r); {
 		case grant != nil && w.Algorithm == throttle.AlgorithmGCRA && w.Limit != grant.window.Limit:
 			e.units = 0 // it drained at another rate
 		case grant != nil:
-			grant.cancelled, e.of = true, grant
+			grant.cancelled, e.grant = true, grant
 		}
 		events = append(events, e)
 	}
@@ -239,9 +239,9 @@ func (m *model) cancel(r throttle.Reservation, real int64) (d throttle.Decision)
 }
 
 // grant is what the log of window i holds of the reservation.
-func (v *view) grant(i int, r throttle.Reservation) *event {
+func (v *view) grant(i int, r throttle.Reservation) *grantEvent {
 	for _, e := range slices.Backward(v.logs[i].events) {
-		if e.of == nil && e.id == r.ID {
+		if e.grant == nil && e.id == r.ID {
 			return e
 		}
 	}
@@ -253,7 +253,7 @@ func (v *view) grant(i int, r throttle.Reservation) *event {
 func (m *model) outlived(r throttle.Reservation, real int64) bool {
 	v := m.look(r.Request, real)
 	for i, w := range m.windows {
-		alone := []*event{{at: r.At.UnixMicro(), units: limitertest.CostOf(w, r.Request), window: w}}
+		alone := []*grantEvent{{at: r.At.UnixMicro(), units: limitertest.CostOf(w, r.Request), window: w}}
 		if v.grant(i, r) == nil && (v.now < alone[0].at || level(w, alone, v.now).Sign() > 0) {
 			return true
 		}

@@ -25,7 +25,7 @@ func slots(n int) func(*dispatch.Config) { return func(c *dispatch.Config) { c.C
 
 // Tasks in line go in their order, as far as they fit, and each brings what it was granted.
 func TestTasksInLineGoInOrder(t *testing.T) {
-	inBubble(t, policies(perHour(3)), slots(8), func(b *bench) {
+	inBubble(t, policies(perHour(3)), slots(8), func(b *dispatcherFixture) {
 		b.wait("default", "a", "b", "c", "d")
 		b.want("ran", b.run(4), "[a b c none]")
 		b.want("in line", b.inLine(), "[d]")
@@ -38,7 +38,7 @@ func TestTasksInLineGoInOrder(t *testing.T) {
 func TestAPausedQueueKeepsItsPlaces(t *testing.T) {
 	inBubble(t, policies(perHour(100)), func(c *dispatch.Config) {
 		c.Concurrency, c.Queues = 4, map[string]int{"default": 1, "other": 1}
-	}, func(b *bench) {
+	}, func(b *dispatcherFixture) {
 		b.wait("default", "a", "b")
 		b.ok(b.tools.PauseQueue("default"))
 		b.wait("other", "x")
@@ -61,7 +61,7 @@ func TestNobodyTakesForAPausedQueue(t *testing.T) {
 		takes int
 	}{{"from its line", false, 2}, {"from its pending tasks", true, 1}} {
 		t.Run(row.name, func(t *testing.T) {
-			inBubble(t, policies(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
+			inBubble(t, policies(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *dispatcherFixture) {
 				if row.first {
 					b.ok(b.tools.PauseQueue("default"))
 				}
@@ -84,7 +84,7 @@ func TestNobodyTakesForAPausedQueue(t *testing.T) {
 
 // As many are taken as there are free slots. Where tasks end at once, it is as many as the slots run in a moment.
 func TestAsManyAreTakenAsSlotsAreFree(t *testing.T) {
-	inBubble(t, policies(perHour(1000)), slots(4), func(b *bench) {
+	inBubble(t, policies(perHour(1000)), slots(4), func(b *dispatcherFixture) {
 		var ids []string
 		for i := range 300 {
 			ids = append(ids, fmt.Sprintf("t%03d", i))
@@ -121,7 +121,7 @@ func TestAsManyAreTakenAsSlotsAreFree(t *testing.T) {
 
 // Lines with work take turns: next is the one whose tenants have had the least.
 func TestLinesTakeTurns(t *testing.T) {
-	inBubble(t, policies(perHour(100), perHour(100, "other")), nil, func(b *bench) {
+	inBubble(t, policies(perHour(100), perHour(100, "other")), nil, func(b *dispatcherFixture) {
 		b.wait("default", "a1", "a2", "a3")
 		b.waitIn("other", "default", "b1", "b2", "b3")
 		var got []string
@@ -138,7 +138,7 @@ func TestLinesTakeTurns(t *testing.T) {
 // While tasks are handed out fast the next are made ready in the background, so that slots do not
 // wait for Redis. Who needs a task meanwhile waits for these, and asks for no others.
 func TestTasksAreFetchedAhead(t *testing.T) {
-	inBubble(t, policies(perHour(1000)), slots(16), func(b *bench) {
+	inBubble(t, policies(perHour(1000)), slots(16), func(b *dispatcherFixture) {
 		var ids []string
 		for i := range 300 {
 			ids = append(ids, fmt.Sprintf("t%03d", i))
@@ -169,7 +169,7 @@ func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 	for i := range 20 {
 		policies = append(policies, perHour(1, fmt.Sprint("p", i)))
 	}
-	inBubble(t, policies, nil, func(b *bench) {
+	inBubble(t, policies, nil, func(b *dispatcherFixture) {
 		b.limits(func(ctx context.Context, _ string) error { <-ctx.Done(); return ctx.Err() })
 		begun := time.Now()
 		for i := range 20 {
@@ -190,7 +190,7 @@ func TestASilentLimiterHoldsPendingTasksUpBriefly(t *testing.T) {
 
 // A line that fails is skipped for 0.1 s, 0.2 s and so on up to a second, also while others answer.
 func TestALineThatFailsIsSkippedForAWhile(t *testing.T) {
-	inBubble(t, policies(perHour(100), perHour(100, "other")), nil, func(b *bench) {
+	inBubble(t, policies(perHour(100), perHour(100, "other")), nil, func(b *dispatcherFixture) {
 		b.next()
 		var mu sync.Mutex
 		var asked []time.Time
@@ -227,7 +227,7 @@ func TestALineThatFailsIsSkippedForAWhile(t *testing.T) {
 func TestWaitIsBounded(t *testing.T) {
 	inBubble(t, policies(perHour(1)), func(c *dispatch.Config) {
 		c.Poll, c.Queues = time.Hour, map[string]int{"default": 3, "other": 1}
-	}, func(b *bench) {
+	}, func(b *dispatcherFixture) {
 		begun := time.Now()
 		for range 10 {
 			_, ok := b.Next(b.Context())
@@ -244,7 +244,7 @@ func TestWaitIsBounded(t *testing.T) {
 
 // Three hand-outs from the line earn pending tasks one.
 func TestPendingTasksHaveTurns(t *testing.T) {
-	inBubble(t, policies(perHour(1000)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1000)), nil, func(b *dispatcherFixture) {
 		var line, pending []string
 		for i := range 60 {
 			line, pending = append(line, fmt.Sprint("l", i)), append(pending, fmt.Sprint("p", i))
@@ -267,7 +267,7 @@ func TestPendingTasksHaveTurns(t *testing.T) {
 func TestStrictOrderHoldsForLinesAndPendingTasks(t *testing.T) {
 	inBubble(t, policies(perHour(1000)), func(c *dispatch.Config) {
 		c.Strict, c.Queues = true, map[string]int{"high": 3, "middle": 2, "low": 1}
-	}, func(b *bench) {
+	}, func(b *dispatcherFixture) {
 		b.enqueue("plain", "low", "low pending")
 		b.wait("low", "low line")
 		b.enqueue("plain", "middle", "middle pending")
@@ -289,7 +289,7 @@ func TestStrictOrderHoldsForLinesAndPendingTasks(t *testing.T) {
 func TestQueuesAreAskedByTheirWeights(t *testing.T) {
 	inBubble(t, policies(perHour(100000)), func(c *dispatch.Config) {
 		c.Queues = map[string]int{"high": 30, "low": 10}
-	}, func(b *bench) {
+	}, func(b *dispatcherFixture) {
 		for _, queue := range []string{"high", "low"} {
 			for i := range 300 {
 				b.enqueue("plain", queue, fmt.Sprint(queue, i))
@@ -311,7 +311,7 @@ func TestQueuesAreAskedByTheirWeights(t *testing.T) {
 
 // A take is acknowledged by the next, or after 2.5 s by a call of its own, once its tasks are picked: none goes back.
 func TestTakesAreAcknowledged(t *testing.T) {
-	inBubble(t, policies(perHour(100)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(100)), nil, func(b *dispatcherFixture) {
 		b.wait("default", "a", "b", "c")
 		b.want("ran", b.run(3), "[a b c]")
 		b.Nudge("default", "api")
@@ -352,7 +352,7 @@ func TestATakeIsAcknowledgedWhenAllIsPicked(t *testing.T) {
 		t.Run(lost, func(t *testing.T) {
 			inBubble(t, policies(perHour(100)), func(c *dispatch.Config) {
 				c.Concurrency, c.Queues = 8, map[string]int{"default": 1 << 30, "other": 1} // in this order
-			}, func(b *bench) {
+			}, func(b *dispatcherFixture) {
 				b.wait("default", "a")
 				b.wait("other", "b")
 				b.toAsynq.Store(loses(scriptOf("{"+lost+"}:scheduled", ":paused")))

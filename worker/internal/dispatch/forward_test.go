@@ -17,19 +17,19 @@ import (
 )
 
 // later enqueues a throttled task for a time, by a plain client.
-func (b *bench) later(id string, in time.Duration) {
+func (b *dispatcherFixture) later(id string, in time.Duration) {
 	b.Helper()
 	_, err := b.plain.Enqueue(asynq.NewTask("throttled", []byte("acme")), asynq.TaskID(id), asynq.ProcessIn(in))
 	b.ok(err)
 }
 
-func (b *bench) forward() int {
+func (b *dispatcherFixture) forward() int {
 	b.Helper()
 	return expect.Got(b.Forward(b.Context(), "default", false))(b)
 }
 
 // next score of a scheduled task, from now on.
-func (b *bench) dueIn(id string) time.Duration {
+func (b *dispatcherFixture) dueIn(id string) time.Duration {
 	b.Helper()
 	score := expect.Got(b.client.ZScore(b.Context(), "asynq:{default}:scheduled", id).Result())(b)
 	return time.Until(time.Unix(int64(score), 0))
@@ -37,7 +37,7 @@ func (b *bench) dueIn(id string) time.Duration {
 
 // Tasks that are due join their line, those whose ticket was lost join again, and those in line stay there.
 func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
-	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *dispatcherFixture) {
 		b.later("at its time", 10*time.Second)
 		b.wait("default", "in line")
 		_, err := b.asynq.Store(b.Context(), "default", "", []asynqredis.EnqueueCall{b.message("default", "lost")}, time.Now())
@@ -62,11 +62,11 @@ func TestTasksThatAreDueJoinTheirLine(t *testing.T) {
 // That a task which waits stands in no line is reported once: its client has another limiter, or the
 // line is lost. What never joined, or could not, is not reported.
 func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
-	store := func(b *bench, id string) {
+	store := func(b *dispatcherFixture, id string) {
 		_, err := b.asynq.Store(b.Context(), "default", "", []asynqredis.EnqueueCall{b.message("default", id)}, time.Now().Add(2*time.Minute))
 		b.ok(err)
 	}
-	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *dispatcherFixture) {
 		b.wait("default", "in line")
 		b.later("at its time", time.Minute)
 		time.Sleep(121 * time.Second)
@@ -82,7 +82,7 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 		b.forward()
 		b.want("reports", b.logs.Count("stood in no line"), 1)
 	})
-	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *dispatcherFixture) {
 		b.later("cannot join", time.Second)
 		b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Err: errLost})
 		for i := range 50 {
@@ -98,7 +98,7 @@ func TestATaskThatStandsInNoLineIsReported(t *testing.T) {
 
 // A task that joins and fits wakes another server at once, if this one has no slot.
 func TestATaskThatIsDueAndFitsWakesAServer(t *testing.T) {
-	inBubble(t, policies(perHour(2)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(2)), nil, func(b *dispatcherFixture) {
 		b.wait("default", "a")
 		b.want("next", b.next(), "a")
 		b.later("b", time.Second)
@@ -121,7 +121,7 @@ func TestWhatJoinsNoLineIsForwardedAsByAsynq(t *testing.T) {
 			}
 			return match(m, false)
 		}
-	}, func(b *bench) {
+	}, func(b *dispatcherFixture) {
 		_, err := b.plain.Enqueue(asynq.NewTask("plain", nil), asynq.TaskID("unmatched"), asynq.ProcessIn(time.Second))
 		b.ok(err)
 		_, err = b.plain.Enqueue(asynq.NewTask("removed", nil), asynq.TaskID("removed"), asynq.ProcessIn(time.Second))
@@ -148,7 +148,7 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 		if open {
 			p.FailOpen = true
 		}
-		inBubble(t, policies(p), nil, func(b *bench) {
+		inBubble(t, policies(p), nil, func(b *dispatcherFixture) {
 			b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Err: errLost})
 			b.later("a", time.Second)
 			time.Sleep(2 * time.Second)
@@ -166,7 +166,7 @@ func TestTasksThatAreDueWaitForTheLimiter(t *testing.T) {
 
 // The reply to a join is lost. The ticket may be in line all the same: the line is asked.
 func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
-	inBubble(t, policies(perHour(1)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
+	inBubble(t, policies(perHour(1)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *dispatcherFixture) {
 		b.toLimiter.Store(loses(sitetest.WithArg("join")))
 		b.want("next", b.next(), "none")
 		b.want("next", b.next(), "none") // the next look at an empty line is in five seconds
@@ -181,7 +181,7 @@ func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
 
 // Should the server die before a task joins, another one finds it in seconds, and not in two minutes.
 func TestATaskThatHasNotJoinedYetIsDueSoon(t *testing.T) {
-	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *dispatcherFixture) {
 		var before time.Duration
 		b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Meanwhile: func() { before = b.dueIn("a") }})
 		b.later("a", time.Second)
@@ -199,7 +199,7 @@ func (scriptError) RedisError() {}
 
 // One ticket that no script can decide holds up no others.
 func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
-	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *dispatcherFixture) {
 		unlucky := func(args []any) bool { return strings.Contains(fmt.Sprint(args...), "unlucky") }
 		b.toLimiter.Store(&sitetest.Fault{Is: unlucky, Err: scriptError{errors.New("ERR user_script:1: oh")}})
 		for _, id := range []string{"a", "unlucky", "c"} {
@@ -214,7 +214,7 @@ func TestATicketThatCannotJoinHoldsUpNoOther(t *testing.T) {
 
 // A task that waits for a time and in no line runs in that second, with any interval of asynq.
 func TestATaskOutOfLineRunsInItsSecond(t *testing.T) {
-	inBubble(t, nil, func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
+	inBubble(t, nil, func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *dispatcherFixture) {
 		b.want("next", b.next(), "none")
 		_, err := b.plain.Enqueue(asynq.NewTask("plain", nil), asynq.TaskID("a"), asynq.ProcessIn(10*time.Second))
 		b.ok(err)

@@ -18,7 +18,7 @@ import (
 
 // An idle server is woken by a nudge, and starts at once.
 func TestANudgeWakesAnIdleServer(t *testing.T) {
-	inBubble(t, policies(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
+	inBubble(t, policies(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *dispatcherFixture) {
 		b.want("next", b.next(), "none")
 		time.AfterFunc(300*time.Millisecond, func() { b.wait("default", "a") })
 		begun := time.Now()
@@ -46,7 +46,7 @@ func TestANudgeWakesAServerOfACluster(t *testing.T) {
 	inBubble(t, policies(perHour(100)), func(c *dispatch.Config) {
 		c.Tasks = asynqredis.New(cluster{c.Tasks.Redis().(*redis.Client)})
 		c.Poll, c.Queues = time.Hour, map[string]int{"one": 1, "two": 1}
-	}, func(b *bench) {
+	}, func(b *dispatcherFixture) {
 		b.toAsynq.Store(&sitetest.Fault{
 			Is: func(args []any) bool {
 				return args[0] == "blpop" && len(args) > len([]string{"blpop", "list", "timeout"})
@@ -67,7 +67,7 @@ func TestANudgeWakesAServerOfACluster(t *testing.T) {
 // One nudge wakes one server. If that one fills its slots, more may fit, and it wakes the next one at once.
 func TestAServerWithoutASlotLeftPassesTheNudgeOn(t *testing.T) {
 	for tickets, left := range map[int]int64{1: 0, 2: 1} {
-		inBubble(t, policies(perHour(100)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *bench) {
+		inBubble(t, policies(perHour(100)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *dispatcherFixture) {
 			b.want("next", b.next(), "none")
 			time.AfterFunc(300*time.Millisecond, func() { b.wait("default", []string{"a", "b"}[:tickets]...) })
 			b.want("next", b.next(), "a")
@@ -79,7 +79,7 @@ func TestAServerWithoutASlotLeftPassesTheNudgeOn(t *testing.T) {
 
 // A ticket that joins while a take is on its way is asked for, although the take's later reply does not know it.
 func TestATicketThatJoinsDuringATakeIsAskedFor(t *testing.T) {
-	inBubble(t, policies(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *bench) {
+	inBubble(t, policies(perHour(100)), func(c *dispatch.Config) { c.Poll = time.Hour }, func(b *dispatcherFixture) {
 		b.quiet = true
 		b.want("next", b.next(), "none")
 		b.toLimiter.during(func() {
@@ -95,7 +95,7 @@ func TestATicketThatJoinsDuringATakeIsAskedFor(t *testing.T) {
 
 // Capacity that is given back while a take is on its way is asked for, although the take's reply does not know it.
 func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
-	inBubble(t, policies(perHour(1)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *bench) {
+	inBubble(t, policies(perHour(1)), func(c *dispatch.Config) { c.Concurrency, c.Poll = 2, time.Hour }, func(b *dispatcherFixture) {
 		b.quiet = true
 		b.wait("default", "a", "b")
 		a, _ := b.Next(b.Context())
@@ -113,7 +113,7 @@ func TestWhatIsFreedDuringATakeIsAskedFor(t *testing.T) {
 // A server that stops has others keep its appointments.
 func TestAppointmentsArePassedOn(t *testing.T) {
 	w := throttle.Window{Name: "window", Limit: 1, Period: 2 * time.Second}
-	inBubble(t, policies(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}, perHour(1, "empty")), nil, func(b *bench) {
+	inBubble(t, policies(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}, perHour(1, "empty")), nil, func(b *dispatcherFixture) {
 		b.wait("default", "a", "b")
 		b.want("ran", b.run(1), "[a]")
 		b.Next(b.Context())
@@ -131,7 +131,7 @@ func TestAnIdleServerKeepsTheAppointmentOfABusyOne(t *testing.T) {
 	w := throttle.Window{Name: "window", Limit: 1, Period: period}
 	for _, before := range []time.Duration{1, 500, 1000, 1400, 1500, 2000, 3000} {
 		var config dispatch.Config
-		inBubble(t, policies(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}), func(c *dispatch.Config) { config = *c }, func(b *bench) {
+		inBubble(t, policies(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}), func(c *dispatch.Config) { config = *c }, func(b *dispatcherFixture) {
 			config.Tasks = asynqredis.New(b.client)
 			idle := dispatch.New(config)
 			defer idle.Close(b.Context())

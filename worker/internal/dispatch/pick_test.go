@@ -18,7 +18,7 @@ import (
 func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprint("only the reply: ", lost), func(t *testing.T) {
-			inBubble(t, policies(perHour(3)), slots(8), func(b *bench) {
+			inBubble(t, policies(perHour(3)), slots(8), func(b *dispatcherFixture) {
 				b.wait("default", "a", "b", "c", "d")
 				b.toAsynq.Store(&sitetest.Fault{Is: sitetest.IsPick, Lost: lost, Err: errLost})
 				for range 5 {
@@ -38,7 +38,7 @@ func TestAPickWhoseReplyWasLostIsRepeated(t *testing.T) {
 
 // A take is not answered in time. The next one hands out what it got, which is as old as its charge.
 func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
-	inBubble(t, policies(perHour(1)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(1)), nil, func(b *dispatcherFixture) {
 		b.wait("default", "a")
 		b.toLimiter.during(func() { time.Sleep(2 * dispatch.TakeTimeout) })
 		charged := time.Now()
@@ -59,7 +59,7 @@ func TestAGrantOfALostTakeIsAsOldAsItsCharge(t *testing.T) {
 func TestALostTakeThatIsRepeatedForOtherQueues(t *testing.T) {
 	inBubble(t, policies(perHour(1)), func(c *dispatch.Config) {
 		c.Strict, c.Queues = true, map[string]int{"high": 2, "low": 1}
-	}, func(b *bench) {
+	}, func(b *dispatcherFixture) {
 		b.want("next", b.next(), "none")
 		isTake := func(args []any) bool { return takenQueue.MatchString(fmt.Sprint(args[len(args)-1])) }
 		isOther := func(args []any) bool { return sitetest.IsScript(args) && !isTake(args) }
@@ -79,7 +79,7 @@ func TestALostTakeThatIsRepeatedForOtherQueues(t *testing.T) {
 
 // A server that stops before a lost pick was repeated puts the tasks back, and their tickets.
 func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
-	inBubble(t, policies(perHour(2)), slots(8), func(b *bench) {
+	inBubble(t, policies(perHour(2)), slots(8), func(b *dispatcherFixture) {
 		b.wait("default", "a", "b")
 		b.toAsynq.Store(loses(sitetest.IsPick))
 		_, ok := b.Next(b.Context())
@@ -96,7 +96,7 @@ func TestAStopAfterALostPickPutsTasksBack(t *testing.T) {
 
 // A dequeue of pending tasks whose reply is lost is repeated too.
 func TestADequeueWhoseReplyWasLostIsRepeated(t *testing.T) {
-	inBubble(t, nil, slots(8), func(b *bench) {
+	inBubble(t, nil, slots(8), func(b *dispatcherFixture) {
 		b.enqueue("plain", "default", "a", "b", "c")
 		b.toAsynq.Store(loses(scriptOf("", ":lease")))
 		_, ok := b.Next(b.Context())
@@ -111,14 +111,14 @@ func TestADequeueWhoseReplyWasLostIsRepeated(t *testing.T) {
 func TestReadyTasksGoBack(t *testing.T) {
 	for _, row := range []struct {
 		name string
-		end  func(b *bench)
+		end  func(b *dispatcherFixture)
 	}{
-		{"no slot", func(b *bench) { time.Sleep(600 * time.Millisecond) }},
-		{"stopped", func(b *bench) { b.Stop(); time.Sleep(time.Millisecond) }},
-		{"shut down", func(b *bench) { b.Close(b.Context()) }},
+		{"no slot", func(b *dispatcherFixture) { time.Sleep(600 * time.Millisecond) }},
+		{"stopped", func(b *dispatcherFixture) { b.Stop(); time.Sleep(time.Millisecond) }},
+		{"shut down", func(b *dispatcherFixture) { b.Close(b.Context()) }},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			inBubble(t, policies(perHour(100)), slots(4), func(b *bench) {
+			inBubble(t, policies(perHour(100)), slots(4), func(b *dispatcherFixture) {
 				b.wait("default", "a", "b", "c", "d", "e", "f")
 				b.enqueue("plain", "default", "p", "q")
 				b.want("next", b.next(), "a")
@@ -140,7 +140,7 @@ func TestReadyTasksGoBack(t *testing.T) {
 
 // A server is told to stop while it picks tasks. Those that it does not hand out any more go back.
 func TestAServerThatStopsDuringAPickPutsTasksBack(t *testing.T) {
-	inBubble(t, policies(perHour(100)), slots(4), func(b *bench) {
+	inBubble(t, policies(perHour(100)), slots(4), func(b *dispatcherFixture) {
 		b.wait("default", "a", "b")
 		b.toAsynq.Store(&sitetest.Fault{Is: sitetest.IsPick, Lost: true, Meanwhile: b.Stop})
 		_, ok := b.Next(b.Context())
@@ -159,7 +159,7 @@ func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
 	region := p.Windows[0]
 	region.Name, region.Per = "region", []string{"region"}
 	p.Windows = append(p.Windows, region)
-	inBubble(t, policies(perHour(100)), slots(3), func(b *bench) {
+	inBubble(t, policies(perHour(100)), slots(3), func(b *dispatcherFixture) {
 		b.wait("default", "a", "b", "c")
 		b.ok(b.limiter.SetPolicies(policies(p)))
 		b.want("next", b.next(), "a")
@@ -168,7 +168,7 @@ func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
 		b.want("b and c", b.state("default", "b")+" "+b.state("default", "c"), "pending pending") // without a region
 		b.want("ran", b.run(2), "[b c]")
 	})
-	inBubble(t, policies(perHour(100)), nil, func(b *bench) { // nor if their queue is paused
+	inBubble(t, policies(perHour(100)), nil, func(b *dispatcherFixture) { // nor if their queue is paused
 		b.want("next", b.next(), "none")
 		b.ok(b.tools.PauseQueue("default"))
 		b.wait("default", "a")
@@ -185,7 +185,7 @@ func TestReadyTasksWithoutUnitsAreForwarded(t *testing.T) {
 func TestTasksOfAFormerShardReserveInOrder(t *testing.T) {
 	p := perHour(2)
 	p.Shards = 3
-	inBubble(t, policies(p), slots(4), func(b *bench) {
+	inBubble(t, policies(p), slots(4), func(b *dispatcherFixture) {
 		b.waitIn(b.limiter.LineOf("api", "acme"), "default", "a", "b", "c", "d")
 		p.Shards = 2
 		b.ok(b.limiter.SetPolicies(policies(p)))
@@ -204,7 +204,7 @@ func TestTasksOfAFormerShardReserveInOrder(t *testing.T) {
 
 // While asynq's Redis is away nothing is forgotten, and what it did meanwhile is undone or goes on.
 func TestReadyTasksOutlastAnOutage(t *testing.T) {
-	inBubble(t, policies(perHour(100)), slots(3), func(b *bench) {
+	inBubble(t, policies(perHour(100)), slots(3), func(b *dispatcherFixture) {
 		b.wait("default", "a", "b", "c")
 		b.want("next", b.next(), "a")
 		b.toAsynq.Store(&sitetest.Fault{Is: func([]any) bool { return true }, Err: errLost})
@@ -222,7 +222,7 @@ func TestReadyTasksOutlastAnOutage(t *testing.T) {
 
 // That a task without retries left may have started is noted before. One that was recovered meanwhile does not start.
 func TestALastAttemptIsNotedBeforeItStarts(t *testing.T) {
-	inBubble(t, nil, slots(3), func(b *bench) {
+	inBubble(t, nil, slots(3), func(b *dispatcherFixture) {
 		b.enqueue("plain", "default", "a", "b", "c")
 		b.want("next", b.next(), "a")
 		started := func(id string) bool {
@@ -238,7 +238,7 @@ func TestALastAttemptIsNotedBeforeItStarts(t *testing.T) {
 // the next task ends in time. Then it starts with a new lease, or goes back if the server stops.
 func TestALastAttemptOutlastsAnOutage(t *testing.T) {
 	for _, stops := range []bool{false, true} {
-		inBubble(t, nil, nil, func(b *bench) {
+		inBubble(t, nil, nil, func(b *dispatcherFixture) {
 			var away atomic.Bool
 			isStart := scriptOf(":t:a", ":t:a")
 			b.toAsynq.Store(&sitetest.Fault{Err: errLost, Is: func(args []any) bool {
@@ -268,7 +268,7 @@ func TestALastAttemptOutlastsAnOutage(t *testing.T) {
 // A task that is active when its ticket is taken runs elsewhere, or is on its way back to wait. Its ticket
 // leaves, and its units are for the next. If it is put back to wait it is due, and joins in front.
 func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
-	inBubble(t, policies(perHour(3)), nil, func(b *bench) {
+	inBubble(t, policies(perHour(3)), nil, func(b *dispatcherFixture) {
 		b.wait("default", "a", "b", "c", "d")
 		call := b.asynq.NewCall()
 		message := b.message("default", "a").Message
@@ -291,7 +291,7 @@ func TestATicketOfAnActiveTaskLeaves(t *testing.T) {
 
 // What is gone, has ended, is pending or waits for something else leaves, and its units are for the next.
 func TestWhatCannotBePickedLeaves(t *testing.T) {
-	inBubble(t, policies(perHour(1)), slots(4), func(b *bench) {
+	inBubble(t, policies(perHour(1)), slots(4), func(b *dispatcherFixture) {
 		b.wait("default", "deleted", "archived", "kept", "run by hand", "another", "last")
 		b.ok(b.tools.DeleteTask("default", "deleted"))
 		b.ok(b.tools.ArchiveTask("default", "archived"))

@@ -9,7 +9,7 @@ import (
 )
 
 // decisions returns how many of the next n tasks were granted, denied, or not decided yet.
-func (b *bench) decisions(n int) (granted, denied, open int) {
+func (b *dispatcherFixture) decisions(n int) (granted, denied, open int) {
 	b.Helper()
 	for range n {
 		task, ok := b.Next(b.Context())
@@ -29,7 +29,7 @@ func (b *bench) decisions(n int) (granted, denied, open int) {
 
 // Pending tasks are decided when they are dequeued. Those that are denied stand in line by then.
 func TestPendingTasksAreDecidedWhenTheyAreDequeued(t *testing.T) {
-	inBubble(t, policies(perHour(3)), slots(8), func(b *bench) {
+	inBubble(t, policies(perHour(3)), slots(8), func(b *dispatcherFixture) {
 		b.enqueue("throttled", "default", "a", "b", "c", "d", "e")
 		granted, denied, open := b.decisions(5)
 		b.want("granted, denied, open", []int{granted, denied, open}, "[3 2 0]")
@@ -40,7 +40,7 @@ func TestPendingTasksAreDecidedWhenTheyAreDequeued(t *testing.T) {
 
 // What was pending goes back to the head of pending, and what it was granted is refunded.
 func TestReadyPendingTasksGiveBack(t *testing.T) {
-	inBubble(t, policies(perHour(100)), slots(3), func(b *bench) {
+	inBubble(t, policies(perHour(100)), slots(3), func(b *dispatcherFixture) {
 		b.enqueue("throttled", "default", "a", "b", "c", "d")
 		b.want("next", b.next(), "a")
 		b.want("used", b.used(), 3)
@@ -54,7 +54,7 @@ func TestReadyPendingTasksGiveBack(t *testing.T) {
 // Nobody waits for a reply that is late, and what it grants is refunded.
 func TestAGrantThatComesLateIsRefunded(t *testing.T) {
 	const poll = 10 * time.Millisecond
-	inBubble(t, policies(perHour(100)), func(c *dispatch.Config) { c.Poll = poll }, func(b *bench) {
+	inBubble(t, policies(perHour(100)), func(c *dispatch.Config) { c.Poll = poll }, func(b *dispatcherFixture) {
 		b.next() // the line is empty by now
 		b.toLimiter.during(func() { time.Sleep(time.Second) })
 		b.enqueue("throttled", "default", "a")

@@ -35,8 +35,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A bench is a dispatcher in a bubble, without an asynq server: the test asks it for tasks.
-type bench struct {
+// A dispatcherFixture is a dispatcher in a bubble, without an asynq server: the test asks it for tasks.
+type dispatcherFixture struct {
 	*testing.T
 	*dispatch.Dispatcher
 	asynq   *asynqredis.Client
@@ -49,8 +49,8 @@ type bench struct {
 
 	logs sitetest.Logs
 
-	toAsynq   wire // of the dispatcher
-	toLimiter wire
+	toAsynq   faultyConn // of the dispatcher
+	toLimiter faultyConn
 
 	mu    sync.Mutex
 	acked int
@@ -58,10 +58,10 @@ type bench struct {
 	limit func(ctx context.Context, line string) error
 }
 
-// A wire is a connection with a fault, or nil.
-type wire struct{ atomic.Pointer[sitetest.Fault] }
+// A faultyConn is a connection with a fault, or nil.
+type faultyConn struct{ atomic.Pointer[sitetest.Fault] }
 
-func (w *wire) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+func (w *faultyConn) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	if fault := w.Load(); fault != nil {
 		return fault.See(ctx, cmd, next)
 	}
@@ -69,7 +69,7 @@ func (w *wire) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook)
 }
 
 // during does something once, after the next script ran, before its reply is known, and once calls under way ended.
-func (w *wire) during(do func()) {
+func (w *faultyConn) during(do func()) {
 	synctest.Wait()
 	w.Store(&sitetest.Fault{Is: sitetest.IsScript, Lost: true, Hits: sitetest.Only(1), Meanwhile: do})
 }
@@ -78,7 +78,7 @@ func (w *wire) during(do func()) {
 var takenQueue = regexp.MustCompile(`^\d+ .+%2F`)
 
 // seeLimiter notes takes and what acknowledges them, and answers in place of the limiter if the test says so.
-func (b *bench) seeLimiter(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+func (b *dispatcherFixture) seeLimiter(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	if cmd.Name() != "evalsha" {
 		return next(ctx, cmd)
 	}
@@ -106,18 +106,18 @@ func (b *bench) seeLimiter(ctx context.Context, cmd redis.Cmder, next redis.Proc
 }
 
 // limits has the limiter fail by what this returns about a call for a line, or with nil answer as it does.
-func (b *bench) limits(answer func(ctx context.Context, line string) error) {
+func (b *dispatcherFixture) limits(answer func(ctx context.Context, line string) error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.limit = answer
 }
 
 // inBubble runs a test with a dispatcher for queues, by default one slot.
-func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Config), test func(b *bench)) {
+func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Config), test func(b *dispatcherFixture)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		m := throttletest.InMemory(t)
-		b := &bench{T: t, client: m.Client(t)}
+		b := &dispatcherFixture{T: t, client: m.Client(t)}
 		served := m.Client(t)
 		served.AddHook(hooktest.Hook(b.toAsynq.see))
 		limiting := m.Client(t)
@@ -149,14 +149,14 @@ func inBubble(t *testing.T, policies []throttle.Policy, change func(*dispatch.Co
 }
 
 // asked returns the lines taken from so far.
-func (b *bench) asked() []string {
+func (b *dispatcherFixture) asked() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.takes)
 }
 
 // acknowledged returns how often takes were acknowledged by a call of their own.
-func (b *bench) acknowledged() int {
+func (b *dispatcherFixture) acknowledged() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.acked
@@ -181,12 +181,12 @@ func scriptOf(first, last string) func([]any) bool {
 }
 
 // wait has tasks wait in line, by their IDs, of one tenant, in a queue: as our client enqueues.
-func (b *bench) wait(queue string, ids ...string) {
+func (b *dispatcherFixture) wait(queue string, ids ...string) {
 	b.Helper()
 	b.waitIn("api", queue, ids...)
 }
 
-func (b *bench) waitIn(line, queue string, ids ...string) {
+func (b *dispatcherFixture) waitIn(line, queue string, ids ...string) {
 	b.Helper()
 	ctx := b.Context()
 	database := expect.Got(b.asynq.Database(ctx))(b)
@@ -210,7 +210,7 @@ func (b *bench) waitIn(line, queue string, ids ...string) {
 }
 
 // message is what asynq's client would enqueue.
-func (b *bench) message(queue, id string) (call asynqredis.EnqueueCall) {
+func (b *dispatcherFixture) message(queue, id string) (call asynqredis.EnqueueCall) {
 	b.Helper()
 	opt := hooktest.With(sitetest.Dialed{Options: sitetest.SameRedis(b.client.(*redis.Client))}, hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		var ok bool
@@ -228,7 +228,7 @@ func (b *bench) message(queue, id string) (call asynqredis.EnqueueCall) {
 }
 
 // enqueue enqueues tasks of a type by a plain client.
-func (b *bench) enqueue(typename, queue string, ids ...string) {
+func (b *dispatcherFixture) enqueue(typename, queue string, ids ...string) {
 	b.Helper()
 	for _, id := range ids {
 		_, err := b.plain.Enqueue(asynq.NewTask(typename, []byte("acme")), asynq.Queue(queue), asynq.TaskID(id), asynq.MaxRetry(0))
@@ -236,13 +236,13 @@ func (b *bench) enqueue(typename, queue string, ids ...string) {
 	}
 }
 
-func (b *bench) ok(err error) {
+func (b *dispatcherFixture) ok(err error) {
 	b.Helper()
 	expect.Must(b, err)
 }
 
 // next asks for the next task until there is one, for a while, and returns its ID, or "none".
-func (b *bench) next() string {
+func (b *dispatcherFixture) next() string {
 	b.Helper()
 	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
 		if task, ok := b.Next(b.Context()); ok {
@@ -254,7 +254,7 @@ func (b *bench) next() string {
 }
 
 // run asks for the next n tasks, each of which ends at once.
-func (b *bench) run(n int) (ids []string) {
+func (b *dispatcherFixture) run(n int) (ids []string) {
 	b.Helper()
 	for range n {
 		ids = append(ids, b.next())
@@ -264,7 +264,7 @@ func (b *bench) run(n int) (ids []string) {
 }
 
 // state is how asynq's tools show a task: "active", or "gone".
-func (b *bench) state(queue, id string) string {
+func (b *dispatcherFixture) state(queue, id string) string {
 	b.Helper()
 	state, err := b.client.HGet(b.Context(), "asynq:{"+queue+"}:t:"+id, "state").Result()
 	if err == redis.Nil {
@@ -275,7 +275,7 @@ func (b *bench) state(queue, id string) string {
 }
 
 // inLine returns the IDs of the tickets in line, in their order there, as far as they are of one flow.
-func (b *bench) inLine() (ids []string) {
+func (b *dispatcherFixture) inLine() (ids []string) {
 	b.Helper()
 	type ranked struct {
 		id   string
@@ -296,13 +296,13 @@ func (b *bench) inLine() (ids []string) {
 	return ids
 }
 
-func (b *bench) want(what string, got, want any) {
+func (b *dispatcherFixture) want(what string, got, want any) {
 	b.Helper()
 	expect.That(b, fmt.Sprint(got) == fmt.Sprint(want), what, got, ", want", want)
 }
 
 // used is how many units are counted for acme.
-func (b *bench) used() int64 {
+func (b *dispatcherFixture) used() int64 {
 	b.Helper()
 	d := expect.Got(b.limiter.Peek(b.Context(), throttle.Request{Policy: "api", Tenant: "acme"}))(b)
 	return d.Windows[0].Used

@@ -51,7 +51,7 @@ var callsOfAsynq = map[string]string{
 // the task's keys. An asynq that calls otherwise is not safe to use before somebody has looked.
 func TestCallsOfAsynq(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
-	recorder := newRecorder()
+	recorder := newCallRecorder()
 	server := asynq.NewServer(hooktest.With(s.Asynq, hooktest.Hook(recorder.see)), asynq.Config{
 		Concurrency: 1, LogLevel: asynq.FatalLevel, ShutdownTimeout: time.Millisecond,
 		DelayedTaskCheckInterval: 10 * time.Millisecond, TaskCheckInterval: 10 * time.Millisecond,
@@ -92,7 +92,7 @@ func TestCallsOfAsynq(t *testing.T) {
 }
 
 // wantCalls fails unless just these calls were recorded. It says what to see to where one differs.
-func (r *recorder) wantCalls(t *testing.T, want map[string]string, seeTo string) {
+func (r *callRecorder) wantCalls(t *testing.T, want map[string]string, seeTo string) {
 	t.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -108,15 +108,15 @@ func (r *recorder) wantCalls(t *testing.T, want map[string]string, seeTo string)
 	}
 }
 
-// A recorder notes script calls that concern a task or the active ones. A task's ID is "id of NAME", its type NAME.
-type recorder struct {
+// A callRecorder notes script calls that concern a task or the active ones. A task's ID is "id of NAME", its type NAME.
+type callRecorder struct {
 	mu    sync.Mutex
 	calls map[string]string
 }
 
-func newRecorder() *recorder { return &recorder{calls: map[string]string{}} }
+func newCallRecorder() *callRecorder { return &callRecorder{calls: map[string]string{}} }
 
-func (r *recorder) has(name string) bool {
+func (r *callRecorder) has(name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.calls[name] != ""
@@ -124,7 +124,7 @@ func (r *recorder) has(name string) bool {
 
 var date = regexp.MustCompile(`\d{4}-\d\d-\d\d|[0-9a-f]{32}`)
 
-func (r *recorder) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+func (r *callRecorder) see(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	err := next(ctx, cmd)
 	if err != nil || !hooktest.IsScript(cmd) {
 		return err
@@ -181,7 +181,7 @@ var callsOfAsynqsClient = map[string]string{
 func TestCallsOfAsynqsClient(t *testing.T) {
 	t.Parallel()
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
-	recorder := newRecorder()
+	recorder := newCallRecorder()
 	client := asynq.NewClient(hooktest.With(s.Asynq, hooktest.Hook(recorder.see)))
 	defer client.Close()
 	inspector := asynq.NewInspector(hooktest.With(s.Asynq, hooktest.Hook(recorder.see)))

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
 
-// A drain is two servers that work through the lines of several policies, while a primary of their Redis is replaced.
-type drain struct {
+// An outageRun is two servers that work through the lines of several policies, while a primary of their Redis is replaced.
+type outageRun struct {
 	testing.TB
 	asynq  asynq.RedisConnOpt
 	limits func() redis.UniversalClient // a new client of the limiters' Redis
@@ -60,7 +60,7 @@ func drained(names ...string) (policies []throttle.Policy) {
 }
 
 // start enqueues all tasks, and starts the servers.
-func (d *drain) start() {
+func (d *outageRun) start() {
 	d.Helper()
 	if long() {
 		d.each = 2000 / len(d.policies)
@@ -88,7 +88,7 @@ func (d *drain) start() {
 	}
 }
 
-func (d *drain) enqueue(limiter *throttle.Limiter) {
+func (d *outageRun) enqueue(limiter *throttle.Limiter) {
 	d.Helper()
 	client := expect.Got(worker.NewClient(d.asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute}))(d)
 	defer client.Close()
@@ -110,12 +110,12 @@ func (d *drain) enqueue(limiter *throttle.Limiter) {
 }
 
 // grants returns those of a policy, in the order of their time.
-func (d *drain) grants(policy string) []sitetest.Grant {
-	return slices.DeleteFunc(d.ledger.Grants(), func(g sitetest.Grant) bool { return g.Policy != policy })
+func (d *outageRun) grants(policy string) []sitetest.TaskGrant {
+	return slices.DeleteFunc(d.ledger.Grants(), func(g sitetest.TaskGrant) bool { return g.Policy != policy })
 }
 
 // until waits until the condition holds: long, as machines are slow.
-func (d *drain) until(what string, condition func() bool) {
+func (d *outageRun) until(what string, condition func() bool) {
 	d.Helper()
 	for end := time.Now().Add(2 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -125,16 +125,16 @@ func (d *drain) until(what string, condition func() bool) {
 }
 
 // part waits until this part of the tasks has run.
-func (d *drain) part(part float64) {
+func (d *outageRun) part(part float64) {
 	d.Helper()
 	d.until("a part has run", func() bool { return float64(d.ledger.Done()) >= part*float64(d.tasks()) })
 }
 
-func (d *drain) tasks() int { return d.each * len(d.policies) }
+func (d *outageRun) tasks() int { return d.each * len(d.policies) }
 
 // finish waits until all tasks have run. Nothing is lost, archived or failed. A task runs twice only
 // if the new primary did not learn that it had begun: at most that many.
-func (d *drain) finish(promoted time.Time, twice int) {
+func (d *outageRun) finish(promoted time.Time, twice int) {
 	d.Helper()
 	n := d.tasks()
 	d.until("all have run", func() bool { return d.ledger.Done() == n })
@@ -191,7 +191,7 @@ func TestADrainGoesOnAfterASentinelFailover(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			s := servers.Sentinel(t, 1, row.args...)
-			d := &drain{
+			d := &outageRun{
 				TB:    t,
 				asynq: asynq.RedisFailoverClientOpt{MasterName: servers.MasterName, SentinelAddrs: s.Addrs()},
 				each:  100,
@@ -256,7 +256,7 @@ func TestADrainGoesOnAfterAClusterFailover(t *testing.T) {
 	}
 	spread.Match = []string{spread.Name + ":*"}
 
-	d := &drain{
+	d := &outageRun{
 		TB:     t,
 		asynq:  asynq.RedisClusterClientOpt{Addrs: c.Addrs()},
 		each:   100,

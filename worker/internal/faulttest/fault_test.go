@@ -51,7 +51,7 @@ func TestCallsAreLost(t *testing.T) {
 // A shutdown does not wait until the leases of denied tasks run out that cannot be put back.
 func TestShutdownWithoutRedis(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1, time.Hour), func(t *testing.T, s *sitetest.Site) {
-		var proxy sitetest.Proxy
+		var proxy sitetest.BreakableProxy
 		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))

@@ -19,7 +19,7 @@ import (
 // The limiter's Redis goes away, and asynq's does not: nothing runs, nothing is lost.
 func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		var proxy sitetest.Proxy
+		var proxy sitetest.BreakableProxy
 		s.Limiter = s.LimiterThrough(&proxy)
 		proxy.Cut()
 		ids := []string{"a", "b", "c"}
@@ -50,7 +50,7 @@ func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
 // An outage is logged once when it begins and once when it is over, for any number of tasks, even if others succeed.
 func TestOutagesAreLoggedOnce(t *testing.T) {
 	sitetest.Bubble(t, sitetest.Policy(1000, time.Hour), func(t *testing.T, s *sitetest.Site) {
-		var proxy sitetest.Proxy
+		var proxy sitetest.BreakableProxy
 		s.Limiter = s.LimiterThrough(&proxy)
 		lookup := errors.New("the database of plans: \xff")
 		var failing atomic.Bool

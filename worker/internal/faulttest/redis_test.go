@@ -25,7 +25,7 @@ func TestRedisStopsAnswering(t *testing.T) {
 		for _, who := range []string{"the limiter's", "all"} {
 			t.Run(fmt.Sprint(who, " for ", outage), func(t *testing.T) {
 				sitetest.Bubble(t, sitetest.Policy(4, 10*time.Second), func(t *testing.T, s *sitetest.Site) {
-					var proxy sitetest.Proxy
+					var proxy sitetest.BreakableProxy
 					if who == "all" {
 						s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 					}
@@ -177,7 +177,7 @@ func TestLimitersRedisRestartsEmpty(t *testing.T) {
 		s.WantOnceEach(t, n+4)
 		s.WantCounters(sitetest.Counters{Processed: n + 4})
 		s.WantReported(nil, nil)
-		since := slices.DeleteFunc(s.Grants(), func(g sitetest.Grant) bool { return g.At.Before(flushed) })
+		since := slices.DeleteFunc(s.Grants(), func(g sitetest.TaskGrant) bool { return g.At.Before(flushed) })
 		sitetest.WantNeverOver(t, since, 4, time.Minute)
 		limiters.WantNobodyInLine()
 	})

@@ -24,7 +24,7 @@ import (
 func TestRequeueOutlastsABrokenConnection(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values(time.Second, 2*time.Minute), func(t *testing.T, away time.Duration) {
 		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
-		var proxy sitetest.Proxy
+		var proxy sitetest.BreakableProxy
 		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(0))

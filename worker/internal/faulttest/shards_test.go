@@ -51,7 +51,7 @@ func TestTasksWaitInTheLinesOfShards(t *testing.T) {
 		expect.Require(t, len(lines) == 3, "all tenants are in", lines)
 		check := func(from time.Time, wants int) {
 			t.Helper()
-			byTenant := map[string][]sitetest.Grant{}
+			byTenant := map[string][]sitetest.TaskGrant{}
 			for _, g := range s.Grants() {
 				if !g.At.Before(from) {
 					byTenant[g.Tenant] = append(byTenant[g.Tenant], g)

@@ -113,7 +113,7 @@ func TestAShutdownWaitsForNoLimiterThatHangs(t *testing.T) {
 	}
 	sitetest.EachBubble(t, sitetest.Values(true), func(t *testing.T, _ bool) {
 		s := sitetest.NewInBubble(t, policies...)
-		var proxy sitetest.Proxy
+		var proxy sitetest.BreakableProxy
 		s.Limiter = s.LimiterThrough(&proxy)
 		server := s.Serve(s.Ok)
 		for _, p := range policies {

@@ -19,8 +19,8 @@ var (
 	errGone   = fmt.Errorf("%w: connection refused", throttle.ErrUnavailable)
 )
 
-// logging runs a story about a log in a bubble, and returns the lines logged.
-func logging(t *testing.T, service string, story func(o *Log)) []string {
+// logging runs steps of a log in a bubble, and returns the lines logged.
+func logging(t *testing.T, service string, steps func(o *Log)) []string {
 	t.Helper()
 	var text bytes.Buffer
 	synctest.Test(t, func(*testing.T) {
@@ -32,7 +32,7 @@ func logging(t *testing.T, service string, story func(o *Log)) []string {
 				return a
 			},
 		}))}
-		story(o)
+		steps(o)
 	})
 	return strings.Split(strings.TrimSpace(text.String()), "\n")
 }

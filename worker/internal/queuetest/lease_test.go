@@ -54,7 +54,7 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 			p := sitetest.AtOnce(1)
 			p.Windows[0].Lease = row.lease
 			s := sitetest.NewInBubble(t, p)
-			var proxy sitetest.Proxy
+			var proxy sitetest.BreakableProxy
 			var stalled atomic.Bool
 			renewals := &sitetest.Fault{ // they do not end, even if their contexts do
 				Is: sitetest.WithArg("renew"), Hits: func(int) bool { return stalled.Load() }, Err: context.DeadlineExceeded,

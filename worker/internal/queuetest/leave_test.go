@@ -22,7 +22,7 @@ const lateMost = 3 * time.Second
 
 // A machine is a server with a limiter and connections of its own, which can be cut.
 type machine struct {
-	proxy  sitetest.Proxy
+	proxy  sitetest.BreakableProxy
 	server *worker.Server
 }
 
@@ -141,7 +141,7 @@ func TestATaskOfAMachineThatDiesGoesBack(t *testing.T) {
 	for ran, want := range map[time.Duration]int{2 * time.Second: 0, 8 * time.Second: 1} {
 		t.Run(ran.String(), func(t *testing.T) {
 			sitetest.Bubble(t, sitetest.Shared(100, time.Minute), func(t *testing.T, s *sitetest.Site) {
-				var proxy sitetest.Proxy
+				var proxy sitetest.BreakableProxy
 				whole := s.Asynq
 				s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(1))
@@ -169,7 +169,7 @@ func TestAnOutageOfTheLimiterDelaysNobodyForLong(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values(10*time.Second, 3*time.Minute), func(t *testing.T, out time.Duration) {
 		const tasks = 60
 		s := sitetest.NewInBubble(t, append(idle(20), sitetest.Shared(100, time.Second))...)
-		var proxy sitetest.Proxy
+		var proxy sitetest.BreakableProxy
 		s.Serve(s.Ok, sitetest.By(s.LimiterThrough(&proxy)))
 		time.Sleep(2 * time.Second)
 		proxy.Cut()

@@ -66,7 +66,7 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 				p := sitetest.Policy(1, time.Hour)
 				p.FailOpen = row.open
 				s := sitetest.NewInBubble(t, p)
-				var proxy sitetest.Proxy
+				var proxy sitetest.BreakableProxy
 				through := sitetest.Connect(proxy.Options(sitetest.SameRedis(s.Redis)))
 				defer through.Close()
 				told := make(chan string, 100)

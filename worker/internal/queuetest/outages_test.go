@@ -25,7 +25,7 @@ func TestLimiterHangsAndPlainTasksRun(t *testing.T) {
 		p := sitetest.Shared(10, time.Second)
 		p.Match, p.FailOpen = []string{"x"}, failOpen
 		s := sitetest.NewInBubble(t, append(idle(30), p)...)
-		var proxy sitetest.Proxy
+		var proxy sitetest.BreakableProxy
 		s.Limiter = s.LimiterThrough(&proxy)
 		var mu sync.Mutex
 		started := map[string]time.Time{}
@@ -98,7 +98,7 @@ func TestFailOpenFreesThoseWhoWait(t *testing.T) {
 		p := sitetest.Shared(10, time.Minute)
 		p.FailOpen = true
 		s := sitetest.NewInBubble(t, p)
-		var proxy sitetest.Proxy
+		var proxy sitetest.BreakableProxy
 		s.Serve(s.Ok, sitetest.By(s.LimiterThrough(&proxy)), func(c *asynq.Config, _ *worker.Config) {
 			c.DelayedTaskCheckInterval, c.TaskCheckInterval = 0, time.Second
 		})

@@ -17,13 +17,13 @@ import (
 type Ledger struct {
 	Mu        sync.Mutex // guards what follows
 	Decisions []throttle.Decision
-	grants    []Grant
+	grants    []TaskGrant
 	ran       []string       // in the order of their starts
 	wakes     map[string]int // decisions about a task
 }
 
-// A Grant is one grant to a task.
-type Grant struct {
+// A TaskGrant is one grant to a task.
+type TaskGrant struct {
 	ID, Policy, Tenant string
 	At                 time.Time
 }
@@ -39,7 +39,7 @@ func (l *Ledger) Note(ctx context.Context, _ *asynq.Task, d throttle.Decision) {
 	l.wakes[id]++
 	l.Decisions = append(l.Decisions, d)
 	if d.Granted {
-		l.grants = append(l.grants, Grant{id, d.Policy, d.Tenant, d.At})
+		l.grants = append(l.grants, TaskGrant{id, d.Policy, d.Tenant, d.At})
 	}
 }
 
@@ -80,16 +80,16 @@ func (l *Ledger) Denials() []throttle.Decision {
 }
 
 // Grants returns the grants so far, in the order of their time.
-func (l *Ledger) Grants() []Grant {
+func (l *Ledger) Grants() []TaskGrant {
 	l.Mu.Lock()
 	defer l.Mu.Unlock()
-	slices.SortStableFunc(l.grants, func(a, b Grant) int { return a.At.Compare(b.At) })
+	slices.SortStableFunc(l.grants, func(a, b TaskGrant) int { return a.At.Compare(b.At) })
 	return slices.Clone(l.grants)
 }
 
 // GrantsOf returns the grants of one tenant.
-func (l *Ledger) GrantsOf(tenant string) []Grant {
-	return slices.DeleteFunc(l.Grants(), func(g Grant) bool { return g.Tenant != tenant })
+func (l *Ledger) GrantsOf(tenant string) []TaskGrant {
+	return slices.DeleteFunc(l.Grants(), func(g TaskGrant) bool { return g.Tenant != tenant })
 }
 
 // Granted returns how many grants there were.
@@ -126,7 +126,7 @@ func (l *Ledger) WakesOf(id string) int {
 }
 
 // Excess is the most that was granted in any window of that period, over the limit.
-func Excess(grants []Grant, limit int, period time.Duration) int {
+func Excess(grants []TaskGrant, limit int, period time.Duration) int {
 	excess, first := 0, 0
 	for i := range grants {
 		for grants[i].At.Sub(grants[first].At) >= period {
@@ -138,7 +138,7 @@ func Excess(grants []Grant, limit int, period time.Duration) int {
 }
 
 // WantNeverOver fails if more was granted in any window of that period than the limit.
-func WantNeverOver(t testing.TB, grants []Grant, limit int, period time.Duration) {
+func WantNeverOver(t testing.TB, grants []TaskGrant, limit int, period time.Duration) {
 	t.Helper()
 	over := Excess(grants, limit, period)
 	expect.That(t, over <= 0, over, "were granted above the limit of", limit, "in", period)

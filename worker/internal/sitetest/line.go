@@ -116,7 +116,7 @@ const (
 func (s *Site) WantInOrder() {
 	s.Helper()
 	grants := s.Grants()
-	number := func(g Grant) int {
+	number := func(g TaskGrant) int {
 		return expect.Got(strconv.Atoi(strings.TrimPrefix(g.ID, g.Tenant+"-")))(s)
 	}
 	for i, late := range grants {

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Proxy stands between clients and a Redis. It can be cut, and it can hang.
-type Proxy struct {
+// A BreakableProxy stands between clients and a Redis. It can be cut, and it can hang.
+type BreakableProxy struct {
 	mu    sync.Mutex
 	conns []net.Conn
 	isCut bool
@@ -21,7 +21,7 @@ type Proxy struct {
 }
 
 // Options returns o with every connection through the proxy.
-func (p *Proxy) Options(o *redis.Options) *redis.Options {
+func (p *BreakableProxy) Options(o *redis.Options) *redis.Options {
 	through := *o
 	dial := o.Dialer
 	through.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -45,7 +45,7 @@ func (p *Proxy) Options(o *redis.Options) *redis.Options {
 }
 
 // forward reads on while the proxy hangs, as the buffers of a real connection do.
-func (p *Proxy) forward(from, to net.Conn) {
+func (p *BreakableProxy) forward(from, to net.Conn) {
 	read := make(chan []byte, 1000)
 	go func() {
 		defer to.Close()
@@ -65,7 +65,7 @@ func (p *Proxy) forward(from, to net.Conn) {
 	}
 }
 
-func (p *Proxy) wait() {
+func (p *BreakableProxy) wait() {
 	p.mu.Lock()
 	hangs := p.hangs
 	p.mu.Unlock()
@@ -75,7 +75,7 @@ func (p *Proxy) wait() {
 }
 
 // Cut breaks all connections, and lets no new connection through.
-func (p *Proxy) Cut() {
+func (p *BreakableProxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.isCut = true
@@ -86,7 +86,7 @@ func (p *Proxy) Cut() {
 }
 
 // Mend lets new connections through.
-func (p *Proxy) Mend() {
+func (p *BreakableProxy) Mend() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.isCut = false
@@ -94,7 +94,7 @@ func (p *Proxy) Mend() {
 
 // Hang stops the Redis as SIGSTOP does, until the channel is closed. Meanwhile it takes connections and
 // commands, and answers nothing. Afterwards it does all of it, even for callers that have given up.
-func (p *Proxy) Hang(d time.Duration) (goesOn <-chan struct{}) {
+func (p *BreakableProxy) Hang(d time.Duration) (goesOn <-chan struct{}) {
 	hangs := make(chan struct{})
 	p.mu.Lock()
 	p.hangs = hangs

@@ -248,7 +248,7 @@ func (s *Site) AnotherLimiter(hooks ...redis.Hook) *throttle.Limiter {
 }
 
 // LimiterThrough is AnotherLimiter through a proxy.
-func (s *Site) LimiterThrough(p *Proxy, hooks ...redis.Hook) *throttle.Limiter {
+func (s *Site) LimiterThrough(p *BreakableProxy, hooks ...redis.Hook) *throttle.Limiter {
 	s.Helper()
 	return s.limiter(p.Options(SameRedis(s.Redis)), hooks...)
 }

@@ -21,10 +21,10 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// An api is a base that answers calls inside the process, after 20 ms.
-type api func(r *http.Request) (status int, retryAfter string)
+// An apiFunc is a base that answers calls inside the process, after 20 ms.
+type apiFunc func(r *http.Request) (status int, retryAfter string)
 
-func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
+func (a apiFunc) RoundTrip(r *http.Request) (*http.Response, error) {
 	status, retryAfter := a(r)
 	time.Sleep(20 * time.Millisecond)
 	if err := r.Context().Err(); err != nil {
@@ -38,7 +38,7 @@ func (a api) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // drained drains so many jobs of two tenants in a bubble, until the context ends. They have no retries.
-func drained(ctx context.Context, t *testing.T, m throttletest.Memory, p throttle.Policy, n, retries int, a api) (Summary, []jobs.Result) {
+func drained(ctx context.Context, t *testing.T, m throttletest.Memory, p throttle.Policy, n, retries int, a apiFunc) (Summary, []jobs.Result) {
 	t.Helper()
 	client := m.Client(t)
 	limiter := expect.Got(throttle.New(throttle.Config{Client: client, Policies: []throttle.Policy{p}}))(t)

@@ -219,21 +219,21 @@ local function new_order(L, names, strict)
   -- units `reserved` until `lapses`, and waits until `opens` whether or not its costs fit.
   function order.owed(flow, scope)
     if not sides[2] and not flow.batch then return nil end
-    local standings, own = standings_of(flow, scope)
+    local standings, flow_row = standings_of(flow, scope)
     if not standings then return nil end
     local owed, live = nil, false
     for k = 1, #standings.list do
       local row = standings.list[k]
-      local goes_first = row ~= own and goes_before(row, own)
-      if (goes_first or own.class == BATCH and row.class == LIVE) and waits(standings, row) then
+      local goes_first = row ~= flow_row and goes_before(row, flow_row)
+      if (goes_first or flow_row.class == BATCH and row.class == LIVE) and waits(standings, row) then
         live = live or row.class == LIVE
         if goes_first then
           owed = owed or {reserved = {}, lapses = MOST, opens = nil}
-          owe(owed, standings, row, own.account.tag)
+          owe(owed, standings, row, flow_row.account.tag)
         end
       end
     end
-    if own.class == BATCH and not live and standings.time > now + BURST then
+    if flow_row.class == BATCH and not live and standings.time > now + BURST then
       owed = owed or {reserved = {}, lapses = MOST, opens = nil}
       owed.opens = max(owed.opens or 0, standings.time - BURST)
     end
@@ -260,9 +260,9 @@ local function new_order(L, names, strict)
   -- note_grant_at counts a grant at a scope. `delay` is the longest period (us) of the broader scopes at which live
   -- tickets delayed this batch, 0 for none. It returns that period for this scope and the broader ones.
   local function note_grant_at(flow, scope, costs, delay)
-    local standings, own = standings_of(flow, scope)
+    local standings, flow_row = standings_of(flow, scope)
     if not standings then return delay end
-    local list, account, live = standings.list, own.account, false
+    local list, account, live = standings.list, flow_row.account, false
     local v = account.tag
     for k = 1, #list do
       local row = list[k]
@@ -270,12 +270,12 @@ local function new_order(L, names, strict)
         v, live = min(v, row.account.tag), live or row.class == LIVE
       end
     end
-    standings.mixed = standings.both and (live or own.class == LIVE)
+    standings.mixed = standings.both and (live or flow_row.class == LIVE)
     standings.v, standings.changed = max(standings.v, v), true
     local least = 2 * account.tag / MOST -- doubles round: less might not move it
-    account.tag = account.tag + max(least, fair.part_of(scope, costs.windows) / own.weight)
+    account.tag = account.tag + max(least, fair.part_of(scope, costs.windows) / flow_row.weight)
     standings.tags[flow.queue] = account.tag
-    if own.class == LIVE then return 0 end
+    if flow_row.class == LIVE then return 0 end
     local longest, until_next = delay, 0
     for _, i in ipairs(scope.spec.windows) do
       local st = scope.states[i]

@@ -283,3 +283,23 @@ func TestProgramsPrintWhatThePageSays(t *testing.T) {
 		})
 	}
 }
+
+// Fixtures of tests have names of their own, and those that docs/testing.md lists exist. Scripts are not read.
+func TestNoTwoFixturesShareAName(t *testing.T) {
+	packages := map[string]string{} // by fixture
+	for name, text := range files(t, ".go") {
+		dir := filepath.ToSlash(filepath.Dir(name))
+		if !strings.HasPrefix(name, "scripts/") && (strings.HasSuffix(name, "_test.go") || strings.HasSuffix(dir, "test")) {
+			for _, match := range regexp.MustCompile(`(?m)^type (\w+)`).FindAllStringSubmatch(text, -1) {
+				other, found := packages[match[1]]
+				expect.That(t, !found || other == dir, "both", other, "and", dir, "have a fixture", match[1])
+				packages[match[1]] = dir
+			}
+		}
+	}
+	_, list, _ := strings.Cut(files(t, "docs/testing.md")["docs/testing.md"], "Fixtures of one package")
+	list, _, _ = strings.Cut(list, "\n\n")
+	for _, match := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(list, -1) {
+		expect.That(t, packages[match[1]] != "", "docs/testing.md: there is no fixture", match[1])
+	}
+}

@@ -43,10 +43,10 @@ type lineCase struct {
 	tell func(st *story)
 }
 
-// tell tells each scenario on a real Redis. If its last take found nobody, and nobody came since, nothing is left.
-func tell(t *testing.T, scenarios map[string]lineCase) {
+// tell tells each case on a real Redis. If its last take found nobody, and nobody came since, nothing is left.
+func tell(t *testing.T, cases map[string]lineCase) {
 	t.Helper()
-	limitertest.EachCase(t, scenarios, func(t *testing.T, client *redis.Client, sc lineCase) {
+	limitertest.EachCase(t, cases, func(t *testing.T, client *redis.Client, sc lineCase) {
 		st := newStory(t, client, sc.p)
 		sc.tell(st)
 		if st.next < 0 {

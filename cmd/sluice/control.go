@@ -104,7 +104,7 @@ func (c *ControlCommand) complete(out outcome) outcome {
 		out.text += " until " + clockText(until)
 	}
 	if out.Replaces != "" {
-		out.text += ", in place of " + out.Replaces
+		out.text += ", instead of " + out.Replaces
 	}
 	return out
 }

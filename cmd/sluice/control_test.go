@@ -59,9 +59,9 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		run("limits", "set", "api", "pace", "--limit", "3", "--for", "99999h", "--why", "x").want(t, exitBadInput, `"99999h" for flag -for: must be 1ms to 8784h0m0s: see`)
 
 		says(run("limits", "set", "api", "pace", "--limit", "9", "--for", "2h", "--why", "a bad day"), "api: pace 9 until ")
-		says(run("limits", "set", "api", "pace", "--limit", "8", "--for", "2h", "--why", "worse"), ", in place of pace 9 until ")
+		says(run("limits", "set", "api", "pace", "--limit", "8", "--for", "2h", "--why", "worse"), ", instead of pace 9 until ")
 		says(look("limits", "show"), "(all)")
-		says(look("limits", "log", "--last", "1"), "pace 8 for 2h, in place of pace 9 until ")
+		says(look("limits", "log", "--last", "1"), "pace 8 for 2h, instead of pace 9 until ")
 		says(run("limits", "clear", "api", "--why", "better"), "api has no override any more")
 
 		override := []string{"--window", "minute=50", "--weight", "2", "--for", "1h", "--why", "INC-7"}
@@ -79,9 +79,9 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 		says(run("pause", "api", "--for", "10m", "--why", "down"), "api is paused until ")
 		says(run("pause", "api", "zeta", "--for", "10m", "--why", "asked"), `tenant "zeta" of api is paused until `)
 		e := run("pause", "api", "zeta", "--for", "10m", "--why", "asked again", "--by", "ben")
-		e.want(t, exitDone).says(t, ", in place of a pause until ", " by anna: asked\n")
+		e.want(t, exitDone).says(t, ", instead of a pause until ", " by anna: asked\n")
 		e = run(append([]string{"limits", "override", "api", "acme"}, override...)...)
-		e.says(t, ", in place of minute 50, weight 2 until ")
+		e.says(t, ", instead of minute 50, weight 2 until ")
 		that(t, !strings.Contains(e.stderr, "warning"), e.stderr)
 		run("pause", "api", "acne", "--for", "1ms", "--why", "x").want(t, exitDone,
 			`warning: tenant "acne" of api has nothing that waits, and is not known to have been granted anything: is it spelt right?`)
@@ -202,7 +202,7 @@ func TestWhatIsInForceIsShown(t *testing.T) {
 	look("limits", "set", "api", "shared", "--limit", "7", "--by", "anna", "--why", "x").want(t, exitDone)
 	look("status").want(t, exitDone).says(t, "policies: published version 2\n", " shared 0 7 requests ")
 	d.run(t, "status").want(t, exitDone).says(t,
-		"policies: as if "+d.path("policies.yml")+" were in force in place of published version 2\n", " shared 0 2 requests ")
+		"policies: as if "+d.path("policies.yml")+" were in force instead of published version 2\n", " shared 0 2 requests ")
 	equal(t, decoded[simulated](t, look("simulate", "--limit", "shared=8", "--json")).Source, "published version 2")
 	for _, ticket := range []string{"1", "w0", "w1"} {
 		d.reserves(t, "acme", ticket)

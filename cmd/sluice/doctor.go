@@ -81,7 +81,8 @@ func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]st
 		return nil, err
 	}
 	defer client.Close()
-	return client.CheckRedis(ctx)
+	findings, err := client.CheckRedis(ctx)
+	return findings, errors.Join(err, f.state.PoliciesErr)
 }
 
 func (d diagnosis) print(w io.Writer) {

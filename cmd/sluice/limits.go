@@ -49,14 +49,13 @@ func (m *Main) limitsShow() *cli.Command {
 				state.Overrides = slices.DeleteFunc(state.Overrides, func(o throttle.TenantOverride) bool { return o.Policy != name })
 				state.Pauses = slices.DeleteFunc(state.Pauses, func(p throttle.Pause) bool { return p.Policy != name })
 				if len(state.Policies)+len(state.Overrides)+len(state.Pauses) == 0 {
-					return badInput("policy %q: nothing is published of it, or in force", name)
+					return cmp.Or(state.PoliciesErr, badInput("policy %q: nothing is published of it, or in force", name))
 				}
 			}
-			return c.show(limitsInForce{
+			return cmp.Or(c.show(limitsInForce{
 				At: state.At.UTC(), Version: state.Version, Description: policyfile.Describe(state.Policies),
-				Overrides: append([]throttle.TenantOverride{}, state.Overrides...),
-				Pauses:    append([]throttle.Pause{}, state.Pauses...),
-			}, func() { c.printState(state) })
+				Overrides: append([]throttle.TenantOverride{}, state.Overrides...), Pauses: append([]throttle.Pause{}, state.Pauses...),
+			}, func() { c.printState(state) }), state.PoliciesErr)
 		}),
 	}
 }

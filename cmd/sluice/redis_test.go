@@ -99,7 +99,7 @@ func TestRedisIsReachedByTLS(t *testing.T) {
 	for _, c := range []struct {
 		name, url string
 		args      []string
-		want      string // in place of success
+		want      string // instead of success
 		keys      redis.Cmdable
 	}{
 		{"a server", "rediss://" + one, both, "", admin},

@@ -256,6 +256,11 @@ func TestLinesWithoutAPolicyAreTold(t *testing.T) {
 	wantLines(t, look("status"), "the policy was removed: what waits goes on by its last windows")
 	look("pause", "api", "--for", "1h", "--by", "anna", "--why", "x")
 	wantLines(t, look("resume", "api", "--by", "anna", "--why", "x"), "api is not paused any more by an operator (a pause by the upstream, if any, ends by its tenant, or by Limiter.Resume)")
+	must(t, d.limiter.Config().Client.HSet(t.Context(), "sluice:{!control}:state", "policies", "3 {").Err())
+	for _, args := range [][]string{{"limits", "show"}, {"limits", "show", "api"}, {"doctor"}} {
+		e := d.look(args...).want(t, exitFailed)
+		that(t, strings.Contains(e.stdout+e.stderr, "published policies cannot be read"), args, e.stdout, e.stderr)
+	}
 }
 
 // What a fleet of three workers obeys is what status says, at each step of a bad day.

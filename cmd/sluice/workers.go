@@ -86,7 +86,7 @@ func (f *fleet) look(ctx context.Context, file string) (err error) {
 	case f.file == nil:
 		f.source = published
 	case f.state.Version > 0:
-		policies, f.source = f.file, fmt.Sprintf("as if %s were in force in place of %s", file, published)
+		policies, f.source = f.file, fmt.Sprintf("as if %s were in force instead of %s", file, published)
 	default:
 		policies, f.source = f.file, file+", as none are published"
 	}

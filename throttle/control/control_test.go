@@ -284,9 +284,9 @@ func TestTheLogHasOldAndNewValues(t *testing.T) {
 	expect.Must(t, s.Pause(t.Context(), "p", "acme", time.Hour, ben))
 	changes := changes(t, s, 10)
 	for i, want := range map[int]string{
-		0: "for 1h, in place of a pause until TIME by anna: incident 7",
+		0: "for 1h, instead of a pause until TIME by anna: incident 7",
 		2: "weight 3 for 1h",
-		3: "weight 3 for 1h, in place of weight 2 until TIME by anna: incident 7",
+		3: "weight 3 for 1h, instead of weight 2 until TIME by anna: incident 7",
 		5: "changed p, p/a 10/s -> 15/s, p/b 5/7s, burst 2 -> 5/7s, burst 3, p/c 3/at once -> 4/at once",
 	} {
 		expect.Equal(t, regexp.MustCompile(`\d{4}-\S+ \S+ UTC`).ReplaceAllString(changes[i].Text, "TIME"), want, i)

@@ -213,7 +213,7 @@ func (s *Store) intervene(ctx context.Context, c Change, overrideOrPause any, tt
 	data, _ := json.Marshal(overrideOrPause) // texts, and numbers that were checked
 	c.Text += "for " + words.Span(ttl)
 	if replaced := old.Describe(c.Kind, c.Policy, c.Tenant); replaced != "" {
-		c.Text += ", in place of " + replaced
+		c.Text += ", instead of " + replaced
 	}
 	_, err := s.change(ctx, fieldOf(c.Kind, c.Policy, c.Tenant), string(data), ttl, 0, c)
 	return err

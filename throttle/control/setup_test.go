@@ -43,7 +43,7 @@ func granted(t testing.TB, l *throttle.Limiter, policy, tenant string) bool {
 	return expect.Got(l.Reserve(t.Context(), throttle.Request{Policy: policy, Tenant: tenant}))(t).Granted
 }
 
-// publish publishes in place of a version, and returns the new one.
+// publish publishes instead of a version, and returns the new one.
 func publish(t testing.TB, s *control.Store, version int64, policies ...throttle.Policy) int64 {
 	t.Helper()
 	return expect.Got(s.Publish(t.Context(), policies, version, anna))(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
-// A failing test panics with what it says, in place of its end.
+// A failing test panics with what it says, instead of its end.
 type failing struct{ testing.TB }
 
 func (failing) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }

@@ -111,7 +111,7 @@ func TestAFiringLastsForWeeks(t *testing.T) {
 		b := batch.Batch{Name: "b", Options: unique, Tasks: calls(3), Tenants: batch.List("acme")}
 		var p *schedulerProcess
 		var f batch.Firing
-		for range 3 { // in place of a scheduler that runs all the time
+		for range 3 { // instead of a scheduler that runs all the time
 			if p = s.scheduler(b); f.Batch == "" {
 				f = s.fire(p, "b")
 				s.wait(p, f, "it runs", func(st batch.Status) bool { return st.State == batch.StateRunning })

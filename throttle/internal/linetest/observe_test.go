@@ -87,7 +87,7 @@ func TestWhatALimiterDoesIsObserved(t *testing.T) {
 		expect.Must(t, expect.ErrOf(l.Peek(t.Context(), st.without("a"))))
 		wants("a peek", "call p decide 1")
 		expect.That(t, st.again("b1", st.request("b1")).Granted, "b1 is denied")
-		wants("a grant in place of another", "call p decide 1")
+		wants("a grant instead of another", "call p decide 1")
 		expect.That(t, st.pauseOf("a", 20*s).again("b1", st.request("b1")).Queued, "b1 is not denied")
 		wants("a denial in its place", "call p decide 1", "call p decide 1", "decided p b false true 30s", "corrected b map[] true")
 		tickets, err := line.Reserve(t.Context(), []throttle.Request{st.request("c1"), st.request("c2")})

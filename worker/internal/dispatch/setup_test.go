@@ -77,7 +77,7 @@ func (w *faultyConn) during(do func()) {
 // takenQueue is the last argument of a take: a priority, and a queue with the ID of asynq's Redis.
 var takenQueue = regexp.MustCompile(`^\d+ .+%2F`)
 
-// seeLimiter notes takes and what acknowledges them, and answers in place of the limiter if the test says so.
+// seeLimiter notes takes and what acknowledges them, and answers instead of the limiter if the test says so.
 func (b *dispatcherFixture) seeLimiter(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 	if cmd.Name() != "evalsha" {
 		return next(ctx, cmd)

@@ -47,7 +47,7 @@ var callsOfAsynq = map[string]string{
 	"requeue": "f34cbfd11d1fc8019af55b50c447fc68eb8b29e5 " + "keys :active :lease :pending :t:ID args ID",
 }
 
-// The hook knows asynq's calls by their shape, and our scripts do in place of them what they do to
+// The hook knows asynq's calls by their shape, and our scripts do instead of them what they do to
 // the task's keys. An asynq that calls otherwise is not safe to use before somebody has looked.
 func TestCallsOfAsynq(t *testing.T) {
 	s := sitetest.New(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))

@@ -11,7 +11,8 @@ import (
 )
 
 // An Expectation describes when the tickets of one flow are expected to start, and by which windows they are counted.
-// Package inspect makes its views of Expectations. Each is filled in once.
+// Package inspect makes its views of Expectations. Each is filled in once. What Policy, Settings and Windows point to
+// is the limiter's: do not change it.
 type Expectation struct {
 	// Flow is the name of the flow in its line. By default it is the flow of the Request.
 	Flow string

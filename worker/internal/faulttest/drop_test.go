@@ -32,10 +32,7 @@ func TestADropOfManyTasks(t *testing.T) {
 			expect.Must(t, e.Err)
 		}
 	}
-	left := func() int {
-		n := expect.Got(s.Limiter.Line("api").Len(t.Context()))(t)
-		return int(n)
-	}
+	left := func() int { return int(expect.Got(s.Limiter.Line("api").Len(t.Context()))(t)) }
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
 		for left() == times*len(tasks) {
@@ -50,6 +47,9 @@ func TestADropOfManyTasks(t *testing.T) {
 	s.Redis.ConfigResetStat(t.Context())
 	begun := time.Now()
 	rest, err := c.Drop(t.Context(), options)
+	for more := 0; errors.Is(err, context.DeadlineExceeded); rest += more { // on a busy machine: the next one drops the rest
+		more, err = c.Drop(t.Context(), options)
+	}
 	all := times * (len(tasks) - 1)
 	expect.Require(t, err == nil && first+rest == all, "dropped", first, "and", rest, "of", all, err)
 	var calls int

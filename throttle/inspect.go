@@ -14,14 +14,12 @@ import (
 // Package inspect makes its views of Expectations. Each is filled in once. What Policy, Settings and Windows point to
 // is the limiter's: do not change it.
 type Expectation struct {
-	// Flow is the name of the flow in its line. By default it is the flow of the Request.
+	// Flow is the name of the flow in its line, as in a TakenTicket. By default it is the flow of the Request.
 	Flow string
 
-	// Costs are those of one ticket of the flow, or of all Waiting ones, as the line writes them. LineWeight is in
-	// thousandths. Rank is that of the first ticket, in 16 digits, if the flow waits at a node. Tag is that of its
-	// tenant: each take moves it. It is 0 if windows count by other attributes, too.
-	Costs, Rank, Tag    string
-	Waiting, LineWeight int64
+	// Cost is that of a ticket of the Flow, as in a TakenTicket, or the sum of all Waiting ones.
+	Cost    string
+	Waiting int64
 
 	// Ticket is the name of a ticket in the line. The default is the last one of the flow.
 	Ticket string
@@ -86,7 +84,7 @@ func (n *Line) prepare(ctx context.Context, cp *compiledPolicy, e *Expectation) 
 	switch {
 	case e.Flow != "":
 		var ok bool
-		e.Request, ok = cp.requestOf(e.Flow, e.Costs, e.Waiting)
+		e.Request, ok = cp.requestOf(e.Flow, e.Cost, e.Waiting)
 		if !ok {
 			return nil, e.Request.bad("flow", e.Flow, "joined by other scopes than the policy has now")
 		}
@@ -107,7 +105,7 @@ func (n *Line) prepare(ctx context.Context, cp *compiledPolicy, e *Expectation) 
 	}
 	if e.Request.Ticket.Queue = queue; o != nil {
 		e.Settings, e.Windows, e.Settings.Weight = o.tenant.Tenant, o.windows, float64(o.weight())/1000
-		for _, p := range o.tenant.pauses {
+		for _, p := range []Pause{o.pause(), o.tenant.pause} {
 			if p != (Pause{}) {
 				e.Pauses = append(e.Pauses, p)
 			}

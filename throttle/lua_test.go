@@ -135,10 +135,10 @@ func TestHeadersOfScripts(t *testing.T) {
 	expect.Require(t, len(spied.calls) >= 4, len(spied.calls), "scripts ran")
 	windows, decide, take := script.File("windows"), script.File("decide"), script.File("take")
 
-	// The header of all calls: now, process, seq, the policy and its windows' lists.
+	// The header of all calls: now, process, seq, the policy, its pause and its windows' lists.
 	headerArgs := all(header(windows), `(?m)(?:^-- ARGV  |^--       |   )(\d) [a-z]`)
-	expect.That(t, slices.Equal(headerArgs, []string{"1", "2", "3", "4", "5"}) && strings.Contains(code(decide), "ARGV, 6\n") &&
-		strings.Contains(code(take), "call.now, 6\n"), "windows.lua: the header lists the arguments", headerArgs)
+	expect.That(t, slices.Equal(headerArgs, []string{"1", "2", "3", "4", "5", "6"}) && strings.Contains(code(decide), "ARGV, 7\n") &&
+		strings.Contains(code(take), "call.now, 7\n"), "windows.lua: the header lists the arguments", headerArgs)
 	var policy []any
 	expect.Must(t, json.Unmarshal([]byte(fmt.Sprint(spied.calls[0][4+3])), &policy))
 	read := all(code(windows), `\bw\[(\d)\]`)
@@ -180,7 +180,7 @@ func TestHeadersOfScripts(t *testing.T) {
 
 	arguments := all(header(take), `(?m)^--   (\d) \w+ `)
 	took := spied.calls[len(spied.calls)-1]
-	expect.That(t, len(arguments) == 5 && len(took) == 4+common+len(arguments)+2,
+	expect.That(t, len(arguments) == 4 && len(took) == 4+common+len(arguments)+2,
 		"take.lua: the header lists", arguments, "Go sends", len(took), "values")
 	listed := strings.Fields(one(t, header(take), `(?m)^--   text   "([a-z ]*)"`))
 	first := names(one(t, header(take), `(?m)^-- reply (.*), then for each ticket its text, when`))

@@ -88,7 +88,7 @@ func (l *Limiter) add(set *policySet, p Policy, line string, removed bool) {
 	if set.byLine[line] != nil {
 		return
 	}
-	cp := compile(&l.runner, p, line)
+	cp := l.compile(p, line)
 	cp.policyState = l.Line(line).newState()
 	set.byLine[line], set.lines = cp, append(set.lines, cp)
 	set.byName[p.Name] = append(set.byName[p.Name], cp)

@@ -92,7 +92,6 @@ func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeReque
 		return Taken{}, err
 	}
 	cp.serves.Store(true)
-	q.Paused = l.interventions.Load().pause(target{policy: cp.Name}).ends()
 	reply, err := cmp.Or(taker, cp.taker).Take(ctx, cp.script, q)
 	if err != nil {
 		cp.empty.Store(0) // the next take may get its tickets

@@ -62,8 +62,7 @@ func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 
 // lines returns the names of the lines of a policy, also of a removed one, while somebody waits for it.
 func (i Inspector) lines(policy string) ([]string, error) {
-	other := func(line string) bool { return script.PolicyOf(line) != policy }
-	lines := slices.DeleteFunc(i.limiter.Lines(), other)
+	lines := slices.DeleteFunc(i.limiter.Lines(), func(line string) bool { return script.PolicyOf(line) != policy })
 	if len(lines) == 0 {
 		return nil, fmt.Errorf("%w %q", throttle.ErrUnknownPolicy, quote.Short(policy))
 	}
@@ -89,10 +88,10 @@ func (l *line) try(ctx context.Context, f func(client redis.UniversalClient, pre
 	}
 }
 
-// readFlow reads "tickets units weight tag suffix rank ...".
-func readFlow(name, record string) (*throttle.Expectation, error) {
-	f, suffix := &throttle.Expectation{Flow: name}, ""
-	err := scan(name, record, &f.Waiting, &f.Costs, &f.LineWeight, &f.Tag, &suffix, &f.Rank)
+// readFlow reads "tickets units weight tag suffix rank ..." into a state that has no more than that.
+func readFlow(name, record string) (f State, err error) {
+	f.flow = name
+	err = scan(name, record, &f.Waiting, &f.cost, &f.weight, &f.tag, new(string), &f.rank)
 	return f, err
 }
 
@@ -140,7 +139,7 @@ func (l *line) queues(ctx context.Context, all map[[2]string]QueueState) (names 
 }
 
 // page returns about n flows from a cursor on, 0 at first, and the next cursor, 0 at the end. A flow may come twice.
-func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []*throttle.Expectation, next uint64) {
+func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []State, next uint64) {
 	l.try(ctx, func(client redis.UniversalClient, prefix string) (err error) {
 		var pairs []string
 		pairs, next, err = client.HScan(ctx, prefix+"f", cursor, "", int64(n)).Result()
@@ -154,16 +153,15 @@ func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []*throttl
 }
 
 // all returns all flows that wait, the first one first.
-func (l *line) all(ctx context.Context) []*throttle.Expectation {
-	byName := map[string]*throttle.Expectation{}
+func (l *line) all(ctx context.Context) []State {
+	byName := map[string]State{}
 	for cursor := uint64(0); ; {
 		flows, next := l.page(ctx, cursor, 1000)
 		for _, f := range flows {
-			byName[f.Flow] = f
+			byName[f.flow] = f
 		}
 		if cursor = next; l.err != nil || cursor == 0 {
-			byRank := func(a, b *throttle.Expectation) int { return cmp.Compare(a.Rank, b.Rank) }
-			return slices.SortedFunc(maps.Values(byName), byRank)
+			return slices.SortedFunc(maps.Values(byName), func(a, b State) int { return cmp.Compare(a.rank, b.rank) })
 		}
 	}
 }
@@ -190,12 +188,12 @@ func read[T any](
 
 // oldest returns when the oldest tickets of flows began to wait, by the flows' names. The oldest is the first
 // ticket that joined at the end, or the first of the tickets in front, which ran before.
-func (l *line) oldest(ctx context.Context, flows []*throttle.Expectation) map[string]time.Time {
+func (l *line) oldest(ctx context.Context, flows []State) map[string]time.Time {
 	var names []string
 	l.try(ctx, func(client redis.UniversalClient, prefix string) error {
 		pipe, first := client.Pipeline(), []*redis.StringSliceCmd{}
 		for _, f := range flows {
-			key := prefix + "f:" + f.Flow
+			key := prefix + "f:" + f.flow
 			end := redis.ZRangeArgs{Key: key, Start: script.LineZero, Stop: "+inf", ByScore: true, Count: 1}
 			first = append(first, pipe.ZRangeArgs(ctx, end), pipe.ZRange(ctx, key, 0, 0))
 		}

@@ -238,10 +238,10 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 
 // read adds a line: what waits there, and then the demands that b has. If it has none, all that waits is a demand. What
 // is taken meanwhile counts twice. Values that b has are not read again.
-func (s *Snapshot) read(ctx context.Context, b *backlog, flows []*throttle.Expectation) error {
+func (s *Snapshot) read(ctx context.Context, b *backlog, flows []State) error {
 	expectations := []*throttle.Expectation{{Ask: true}} // the first one stands for all tenants together
 	for _, f := range flows {
-		expectations = append(expectations, &throttle.Expectation{Flow: f.Flow, Costs: f.Costs, Waiting: f.Waiting})
+		expectations = append(expectations, &throttle.Expectation{Flow: f.flow, Cost: f.cost, Waiting: f.Waiting})
 	}
 	if b.err == nil {
 		b.err = b.Expect(ctx, expectations...)

@@ -82,7 +82,9 @@ type State struct {
 	Removed   bool                `json:"removed,omitempty"`    // the policy is out of force: its last windows apply
 	PerSecond float64             `json:"per_second,omitempty"` // requests, lately; 0 if unknown
 
-	flow, tag string // a tenant's: Flow and Tag of its Expectation
+	flow, ticket, cost string // of a tenant, its flow, or of a ticket: names in the line, and Expectation.Cost
+	rank, tag          string // its flow's first ticket's, in 16 digits, if it waits at a node; its own, which each take moves
+	weight             int64  // of its flow, in thousandths
 }
 
 // State returns how a policy stands, with a page of the tenants that wait: in it, most tickets first. A tenant of
@@ -115,15 +117,14 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 		l.err = cmp.Or(l.err, other.err)
 	}
 	flows, cursor := l.find(ctx, q, cursor)
-	states := l.states(ctx, append(flows, &throttle.Expectation{})) // the last one is what all tenants share
+	states := l.complete(ctx, append(flows, State{})...) // the last one is what all tenants share
 	if l.err != nil {
 		return s, l.err
 	}
 	s = PolicyState{State: states[len(flows)], Queues: []QueueState{}, Tenants: []State{}}
-	for n, f := range flows {
-		t := states[n]
-		weights := max(1, f.LineWeight, queues[[2]string{t.Queue, string(t.Class)}].weights)
-		if t.Share = float64(f.LineWeight) / float64(weights); q.Tenant == "" || t.Tenant == q.Tenant {
+	for _, t := range states[:len(flows)] {
+		weights := max(1, t.weight, queues[[2]string{t.Queue, string(t.Class)}].weights)
+		if t.Share = float64(t.weight) / float64(weights); q.Tenant == "" || t.Tenant == q.Tenant {
 			s.Tenants = append(s.Tenants, t)
 		}
 	}
@@ -148,15 +149,15 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 
 // find returns the flows of a page, and the next cursor, 0 at the end. Of a tenant that does not wait it returns one
 // without tickets, where windows count by the tenant alone.
-func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]*throttle.Expectation, uint64) {
+func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]State, uint64) {
 	if q.Tenant == "" {
 		return l.page(ctx, cursor, min(cmp.Or(q.Limit, MaxLimit), MaxLimit))
 	}
 	asked := &throttle.Expectation{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
 	l.err = cmp.Or(l.err, l.Expect(ctx, asked))
 	if asked.Flow == "" { // windows count by other attributes, too: its flows are among all
-		return slices.DeleteFunc(l.all(ctx), func(f *throttle.Expectation) bool {
-			_, _, _, values := script.ParseFlow(f.Flow)
+		return slices.DeleteFunc(l.all(ctx), func(f State) bool {
+			_, _, _, values := script.ParseFlow(f.flow)
 			return !slices.Contains(values, q.Tenant)
 		}), 0
 	}
@@ -167,33 +168,33 @@ func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]*throttle.Ex
 	}
 	flows := read(ctx, l, "f", readFlow, names...)
 	if len(flows) == 0 {
-		flows = []*throttle.Expectation{{Flow: asked.Flow}}
+		flows = []State{{flow: asked.Flow}}
 	}
 	return flows, 0
 }
 
-// states returns how flows stand, or tickets of them. A flow without a name is about what all tenants share.
-func (l *line) states(ctx context.Context, flows []*throttle.Expectation) []State {
-	for _, f := range flows {
-		f.Ask = true
+// complete completes the states of flows, or of tickets of them. One without a flow is about what all tenants share.
+func (l *line) complete(ctx context.Context, states ...State) []State {
+	var expectations []*throttle.Expectation
+	for _, s := range states {
+		e := throttle.Expectation{Flow: s.flow, Ticket: s.ticket, Cost: s.cost, Waiting: s.Waiting, Ask: true}
+		expectations = append(expectations, &e)
 	}
 	if l.err == nil {
-		l.err = l.Expect(ctx, flows...)
+		l.err = l.Expect(ctx, expectations...)
 	}
-	oldest, states := l.oldest(ctx, flows), make([]State, len(flows))
-	for i, f := range flows {
-		r, d, p := f.Request, f.Decision, f.Policy
-		s := State{
-			At: cmp.Or(d.At, time.Now()), Policy: p.Name, Tenant: r.Tenant, Attributes: r.Attributes, Removed: f.Removed,
-			Waiting: f.Waiting, Oldest: oldest[f.Flow], Cost: r.Cost, Windows: []throttle.WindowState{}, Pause: d.Pause,
-			Adapted: d.Adapted, Remaining: d.Remaining, Observes: p.Observe, Exempt: d.Exempt || f.Settings.Exempt,
-			flow: f.Flow, tag: f.Tag,
+	oldest := l.oldest(ctx, states)
+	for i, e := range expectations {
+		s, r, d, p := &states[i], e.Request, e.Decision, e.Policy
+		s.At, s.Policy, s.Tenant, s.Attributes, s.Cost = cmp.Or(d.At, time.Now()), p.Name, r.Tenant, r.Attributes, r.Cost
+		s.Removed, s.Observes, s.Exempt = e.Removed, p.Observe, d.Exempt || e.Settings.Exempt
+		s.Oldest, s.Pause, s.Adapted, s.Remaining = oldest[s.flow], d.Pause, d.Adapted, d.Remaining
+		s.Windows = []throttle.WindowState{}
+		if s.flow != "" {
+			s.Weight = cmp.Or(float64(s.weight)/1000, e.Settings.Weight)
 		}
-		if f.Flow != "" {
-			s.Weight = cmp.Or(float64(f.LineWeight)/1000, f.Settings.Weight)
-		}
-		if f.Waiting > 0 {
-			s.Queue, s.Class = parseQueue(f.Flow)
+		if s.Waiting > 0 {
+			s.Queue, s.Class = parseQueue(s.flow)
 		}
 		if d.AlreadyQueued {
 			s.Binds, s.Expected = d.Binds, d.At.Add(d.RetryIn)
@@ -203,7 +204,7 @@ func (l *line) states(ctx context.Context, flows []*throttle.Expectation) []Stat
 		}
 		shortest := time.Duration(0)
 		for _, w := range d.Windows {
-			if ofTenants := len(w.Scope.Attributes) > 0; f.Ticket == "" && ofTenants != (f.Flow != "") {
+			if ofTenants := len(w.Scope.Attributes) > 0; s.ticket == "" && ofTenants != (s.flow != "") {
 				continue
 			}
 			s.Windows = append(s.Windows, w)
@@ -212,7 +213,6 @@ func (l *line) states(ctx context.Context, flows []*throttle.Expectation) []Stat
 				s.PerSecond, shortest = rate, w.Period
 			}
 		}
-		states[i] = s
 	}
 	return states
 }
@@ -224,10 +224,9 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (s State, err
 	for _, line := range i.limiter.Lines() {
 		l := i.line(line)
 		for _, t := range read(ctx, l, "t", script.ReadTicket, name) {
-			for _, f := range read(ctx, l, "f", readFlow, t.Flow) {
-				f.Ticket, f.Costs = name, t.Costs
-				s = l.states(ctx, []*throttle.Expectation{f})[0]
-				s.Since = time.UnixMicro(t.Since)
+			for _, s = range read(ctx, l, "f", readFlow, t.Flow) {
+				s.ticket, s.cost, s.Since = name, t.Costs, time.UnixMicro(t.Since)
+				s = l.complete(ctx, s)[0]
 			}
 			l.try(ctx, func(client redis.UniversalClient, prefix string) error {
 				position, err := client.ZRank(ctx, prefix+"f:"+t.Flow, name).Result()

@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluice-go/sluice/internal/hooktest"
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
@@ -189,4 +192,18 @@ func TestWaitIsPaused(t *testing.T) {
 			expect.That(t, len(in.Pauses) == 0, "in force after its end", in)
 		}
 	})
+}
+
+// A denial tells of the pause that denied it, also if operators have ended that during the call.
+func TestAPauseThatIsEndedDuringACall(t *testing.T) {
+	client, until := limitertest.Redis(t), time.Now().Add(h).Truncate(us)
+	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(5, s)))
+	l.SetInterventions(throttle.Interventions{At: time.Now(), Pauses: []throttle.Pause{{Policy: "p", Until: until}}})
+	client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		defer l.SetInterventions(throttle.Interventions{At: time.Now()})
+		return next(ctx, cmd)
+	}))
+	d := expect.Got(l.Reserve(t.Context(), limitertest.Acme(1)))(t)
+	want := throttle.Pause{ByHand: true, Policy: "p", Until: until}
+	expect.That(t, !d.Granted && d.Binds == throttle.ByPause && d.RetryIn > h-m && *d.Pause == want, d, d.Pause)
 }

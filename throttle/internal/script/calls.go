@@ -68,7 +68,7 @@ func (r *Runner) call(
 	if ok {
 		keys = append(keys, Prefix(r.Prefix, p.Line)+"none")
 	}
-	args = slices.Concat([]any{now, process, seq, p.text, p.listsText(now)}, args)
+	args = slices.Concat([]any{now, process, seq, p.text, p.Paused(), p.listsText(now)}, args)
 	reply, err := p.scripts[name].Run(ctx, r.Client, keys, args...).Slice()
 	if ok && err != nil && !errors.As(err, new(redis.Error)) {
 		cluster.ReloadState(ctx)

@@ -52,7 +52,7 @@ type Answer struct {
 
 // A PauseAnswer is the longest pause in force for a request.
 type PauseAnswer struct {
-	Whose    int64  `json:"whose"`    // operators': 1 for Request.Paused, 2 for Settings.Paused; 0 for the upstream's
+	Whose    int64  `json:"whose"`    // operators': 1 for Policy.Paused, 2 for Settings.Paused; 0 for the upstream's
 	Until    int64  `json:"ends"`     // nothing is granted until then
 	At       int64  `json:"reported"` // when it was reported: this and the rest only of the upstream's
 	Reporter string `json:"reporter"`

@@ -19,7 +19,7 @@ const (
 	Settle    = "settle"    // corrects the units of a reservation
 	Release   = "release"   // gives back its leases
 	Renew     = "renew"     // keeps its leases for as long again
-	Pause     = "pause"     // notes that the upstream refused: nothing is granted for a while. Operators' pauses are Request.Paused
+	Pause     = "pause"     // notes that the upstream refused: nothing is granted for a while. Operators' are Policy.Paused and Settings.Paused
 	Resume    = "resume"    // ends a pause, and the adapted rates
 	Remaining = "remaining" // notes the units that the upstream has left
 	Refresh   = "refresh"   // writes a flow's weight and own parameters as they are now
@@ -35,10 +35,9 @@ type Request struct {
 	Replaces  string   `json:"replaces,omitempty"` // of verbs that grant: a grant to give back first, once. Only windows may deny then
 	Hold      int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
 	Settings  Settings `json:"settings,omitzero"`
-	Paused    int64    `json:"paused,omitempty"` // when operators' pause of the policy ends; 0 is no pause. Settings has the tenant's
-	Ticket    string   `json:"-"`                // made by TicketName; empty if it does not wait
-	Keys      []string `json:"-"`                // of the scopes, made by ScopeKey
-	Cost      string   `json:"-"`                // such as "requests=1,tokens=5"; may be empty
+	Ticket    string   `json:"-"` // made by TicketName; empty if it does not wait
+	Keys      []string `json:"-"` // of the scopes, made by ScopeKey
+	Cost      string   `json:"-"` // such as "requests=1,tokens=5"; may be empty
 	*LinePart          // nil if the verb needs none
 
 	Actual  []int64  `json:"actual,omitempty"`  // of Settle: units by window, below 0 if they stay
@@ -72,7 +71,7 @@ type Left struct {
 // Settings are one tenant's own. Lines keep them as a text, as calls carry them.
 type Settings struct {
 	Windows   map[string][4]int64 `json:"windows,omitempty"`   // parameters, by names and kinds of windows that differ
-	Paused    int64               `json:"paused,omitempty"`    // when operators' pause of the tenant ends; 0 is no pause
+	Paused    int64               `json:"paused,omitempty"`    // when operators' pause of the tenant ends; 0: there is none
 	Unlimited bool                `json:"unlimited,omitempty"` // tickets leave the line at once, uncharged
 }
 

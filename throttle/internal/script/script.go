@@ -21,7 +21,8 @@ type Policy struct {
 	BatchShare float64  // the share of batches in a scope's grants while live tickets wait there too
 	Scopes     []Scope  // narrow to broad
 	Windows    []Window
-	Leases     bool // some window holds its grants until they are released, or their leases run out
+	Leases     bool         // some window holds its grants until they are released, or their leases run out
+	Paused     func() int64 // returns when operators' pause of the policy ends (us); 0: there is none
 
 	scripts map[string]*redis.Script // by name
 	text    string                   // an argument of every call: see Prepare

@@ -16,7 +16,6 @@ type TakeRequest struct {
 	Queues map[string]int // their priorities, by name
 	Strict bool           // a queue gets only the room that queues of higher priority leave
 	Max    int
-	Paused int64 // when operators' pause of the policy ends; 0 is no pause
 }
 
 // arguments returns the script's arguments: with a new id_base, and the queues, the most important one first.
@@ -31,7 +30,7 @@ func (q TakeRequest) arguments() []any {
 	if q.Claims != "" {
 		queues = []any{"1 " + q.Claims}
 	}
-	return append([]any{q.Max, NewID()[:14], len(queues), q.Paused, q.Strict}, queues...)
+	return append([]any{q.Max, NewID()[:14], len(queues), q.Strict}, queues...)
 }
 
 // Taken is the reply to a take.

@@ -33,7 +33,7 @@
 
 local call = read_policy()
 
-local nscopes, nwindows, argv, first = #call.scopes, #call.windows, ARGV, 6
+local nscopes, nwindows, argv, first = #call.scopes, #call.windows, ARGV, 7
 local seq = argv[3] + 0
 local stride = 5 + nscopes
 
@@ -109,8 +109,8 @@ for from = first, #argv, stride do
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
   local earlier_status = earlier and byte(earlier, 8 * count)
-  if r.paused or settings then
-    local policy, tenant = r.paused or 0, settings and settings.paused or 0
+  if call.paused or settings then
+    local policy, tenant = call.paused or 0, settings and settings.paused or 0
     local ends = max(policy, tenant)
     r.paused, r.whose = ends > now and ends or nil, policy > tenant and 1 or 2
     r.unlimited = settings and settings.unlimited

@@ -229,8 +229,8 @@ local function new_take(L)
     end
   end
 
-  -- next_time returns when to ask these queues again, not before `from`; 0 if nobody waits there.
-  local function next_time(names, from, appointment)
+  -- next_time returns when to ask these queues again, after operators' pause of the policy; 0 if nobody waits there.
+  local function next_time(names, appointment)
     local first, time = nil, 0
     for i = 1, #names do
       local q = L.queues[names[i]]
@@ -245,7 +245,7 @@ local function new_take(L)
         if not first or due < time then first, time = q, due end
       end
     end
-    return first and appointments.next(first, now, max(time, from), appointment) or 0
+    return first and appointments.next(first, now, max(time, call.paused or 0), appointment) or 0
   end
 
   -- ask_for notes that these queues are asked for, together. It returns their sides that wait, and all names.
@@ -270,14 +270,14 @@ local function new_take(L)
 
   -- take takes up to `want` tickets from the queues, a list of {name, priority}; during a pause none. strict: priorities
   -- are strict; appointment: the last one of the process. It returns when to ask again, 0 if nobody waits there.
-  local function take(queues, strict, want, paused, appointment, taken)
+  local function take(queues, strict, want, appointment, taken)
     look_at_changes()
     local sides, names = ask_for(queues)
     if call.batches or next(L.queues, next(L.queues)) then L.order = new_order(L, names, strict) end
-    serve(sides, paused > now and 0 or want, taken)
+    serve(sides, call.paused and 0 or want, taken)
     if L.order then L.order.write() end
     L.flush()
-    return next_time(names, paused, appointment)
+    return next_time(names, appointment)
   end
 
   return {restore = restore, take = take}

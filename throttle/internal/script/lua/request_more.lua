@@ -68,7 +68,7 @@ local function fields(r, list, now, fits, time, latest, binds, nudge)
   for s = 1, #list do
     if list[s].sections then upstream().add_reply(list[s], now, reply) end
   end
-  if r.paused and (r.unlimited or not reply.pause or r.paused > reply.pause.ends) then
+  if r.paused and not r.scopes and (r.unlimited or not reply.pause or r.paused > reply.pause.ends) then -- else the upstream's
     reply.pause = {ends = r.paused, whose = r.whose}
   end
   local p = reply.pause

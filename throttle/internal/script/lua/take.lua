@@ -4,8 +4,7 @@
 --   1 most      how many tickets, 0 to 64
 --   2 id_base   14 hex digits: a reservation's id is these and 2 more, its ticket's number from 1
 --   3 queues    how many; 0: the last take is acknowledged, and nothing is taken
---   4 paused    when operators' pause of the policy ends (us), 0 for none: until then no ticket leaves
---   5 strict    1 if their priorities are strict, else 0
+--   4 strict    1 if their priorities are strict, else 0
 --   then the queues, the most important first, each as "priority queue"
 -- reply at, next, id_base, then for each ticket its text, when it was granted (us), and what each window has counted:
 --   at     when this was answered (us)
@@ -28,7 +27,7 @@ local SEQ_MS = '60000' -- for which the number of a call is known
 local LOST = 5000000   -- us after which a take counts as lost
 local PUT_BACK = '4'   -- lost takes one call puts back, at most
 
-local P, now, first = call.P, call.now, 6
+local P, now, first = call.P, call.now, 7
 local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
 local own_key = P .. 'k:' .. process
 call.waiting = redis.call('GET', P .. 'q')
@@ -77,10 +76,10 @@ end
 
 local queues, taken = {}, {now, 0, id_base, n = 0, kept = {''}}
 for i = 1, ARGV[first + 2] + 0 do
-  local priority, name = match(ARGV[first + 4 + i], '^(%d+) (.*)$')
+  local priority, name = match(ARGV[first + 3 + i], '^(%d+) (.*)$')
   queues[i] = {name = name, priority = priority + 0}
 end
-local next_time = T.take(queues, ARGV[first + 4] == '1', ARGV[first] + 0, ARGV[first + 3] + 0, appointment, taken)
+local next_time = T.take(queues, ARGV[first + 3] == '1', ARGV[first] + 0, appointment, taken)
 scopes.write_all(call)
 L.finish()
 taken[2] = next_time

@@ -4,11 +4,12 @@
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
 --       2 process: 16 hex digits   3 seq: of this process's call, the same only when it is repeated
 --       4 the policy, as JSON: Policy.text in script.go
---       5 its windows' lists of ticks, as JSON by their names, instead of p4; empty if there is none
---       then the arguments of the script's own file, from ARGV[6] on
+--       5 when operators' pause of it ends (us): until then no ticket leaves, and no request is granted
+--       6 its windows' lists of ticks, as JSON by their names, instead of p4; empty if there is none
+--       then the arguments of the script's own file, from ARGV[7] on
 --
 -- A call is a table:
---   P, now                      as above
+--   P, now, paused              as above; paused is nil without a pause that is in force
 --   leases                      whether some window holds its grants
 --   batch_share                 Policy.BatchShare
 --   scopes                      list of {attributes, of_tenant, windows}, narrow to broad
@@ -132,7 +133,7 @@ local function read_policy()
     now = t[1] * 1000000 + t[2]
   end
   local all_scopes, all, scope_of, leases, batch_share = unpack(cjson.decode(argv[4]))
-  local lists = argv[5] ~= '' and cjson.decode(argv[5]) or {}
+  local paused, lists = argv[5] + 0, argv[6] ~= '' and cjson.decode(argv[6]) or {}
   for i = 1, #all do
     local w = all[i]
     all[i] = {
@@ -141,8 +142,7 @@ local function read_policy()
     }
   end
   return {
-    P = sub(KEYS[1], 1, -2), now = now, scopes = all_scopes, windows = all, scope_of = scope_of,
-    open = {}, raw = {}, texts = {}, generation = 0, dirty = false, leases = leases,
-    batch_share = batch_share,
+    P = sub(KEYS[1], 1, -2), now = now, paused = paused > now and paused or nil, scopes = all_scopes, windows = all, scope_of = scope_of,
+    open = {}, raw = {}, texts = {}, generation = 0, dirty = false, leases = leases, batch_share = batch_share,
   }
 end

@@ -39,7 +39,7 @@ type attempt struct {
 	grant       atomic.Pointer[throttle.Reservation] // until its handler uses it, or giveBack returns it
 	outcome     atomic.Pointer[outcome]              // nil: none, see there
 	counted     atomic.Bool                          // its handler used the grant
-	released    context.Context                      // ends when the release of its leases was tried; nil until the handler ends
+	released    context.Context                      // ends after the first try to release its leases; nil until the handler returns
 
 	ctx     context.Context // of the handler; nil until the middleware is called
 	task    *asynq.Task

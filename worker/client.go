@@ -26,8 +26,8 @@ type ClientConfig struct {
 	Limiter *throttle.Limiter
 
 	// LimiterTimeout bounds a call by which tasks join. A task, or 128 tasks of EnqueueBulk, take up to three such
-	// calls. A task that has not joined by then is enqueued as a plain one (one of a batch stays scheduled), and
-	// joins its line when a worker denies it. For the next 100 ms to 1 s no enqueue asks. The default is 250 ms.
+	// calls. A task that has not joined by then is enqueued as a plain one (one of a batch stays scheduled), and joins
+	// its line when a worker denies it. For 100 ms to 1 s the client then asks no more. The default is 250 ms.
 	LimiterTimeout time.Duration
 }
 
@@ -35,7 +35,7 @@ type ClientConfig struct {
 // refuses tasks that no worker could ever run. It is safe for concurrent use.
 type Client struct {
 	link
-	asking      chan struct{} // has a value for each call of ask to the limiter
+	asking      chan struct{} // has a value for each call of ask to the limiter that is under way
 	asynqClient *asynq.Client
 	config      ClientConfig
 	gather      gatherer // of single tasks

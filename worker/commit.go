@@ -42,7 +42,8 @@ const (
 	storedFor = 2 * time.Minute
 )
 
-// do commits a task, and waits for that. If the context ends before the commit begins, the task fails with its error.
+// do commits a task, and waits for the commit. If the context ends before the commit begins, the task fails with the
+// context's error.
 func (g *gatherer) do(ctx context.Context, e *enqueueTask) {
 	g.mu.Lock()
 	if !g.busy {
@@ -156,7 +157,7 @@ func (c *Client) store(ctx context.Context, queue, line string, es []*enqueueTas
 	return stored
 }
 
-// putOffFrom: forward looks at a task storedFor after it was stored. A join that would move that by less leaves it.
+// putOffFrom is the least by which a join puts off forward's look at a task, which is storedFor after the store.
 const putOffFrom = time.Minute
 
 // join makes stored tasks of one queue join a line, and moves or deletes them as the decisions demand. Tasks that
@@ -248,7 +249,7 @@ func (c *Client) joinLine(ctx context.Context, line string, es []*enqueueTask) e
 	return c.ask(ctx, line, again)
 }
 
-// askMax is the most tickets of one call of ask to the limiter. askers is the most such calls of a client at a time:
+// askMax is the most tickets of one call of ask to the limiter. askers is how many such calls a client makes at a time:
 // while one is answered, another is on its way.
 const askMax, askers = 128, 2
 

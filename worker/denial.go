@@ -110,7 +110,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
 	// Only calls of asynq's recoverer have no deadline: it has found a task whose server died.
 	if _, ends := ctx.Deadline(); fails && !ends {
-		if back, err := s.tasks.Recover(ctx, call.Ref, a.CallKey); back || err != nil {
+		if recovered, err := s.tasks.Recover(ctx, call.Ref, a.CallKey); recovered || err != nil {
 			return reply(cmd, "OK", err)
 		}
 	}

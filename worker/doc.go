@@ -1,7 +1,7 @@
 // Package worker puts the limits of package throttle in front of asynq's task handlers.
 //
-// A task that fits runs. Another waits in its policy's line, and runs when it fits. Waiting costs it nothing: it is
-// never archived for it, keeps its retries and its ID, and counts as neither processed nor failed.
+// A task that fits runs. Another task waits in its policy's line, and runs when it fits. A wait costs the task nothing:
+// it is not archived, keeps its retries and its ID, and counts as neither processed nor failed.
 //
 // [NewServer] and [NewClient] replace asynq's constructors and set up everything.
 //

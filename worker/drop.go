@@ -61,7 +61,7 @@ func (l *link) sweep(ctx context.Context, line string, refusedAt time.Time) bool
 	unlocked := make(chan time.Time, 1)
 	unlocked <- time.Time{}
 	known, _ := l.sweeps.LoadOrStore(line, unlocked)
-	lock, last := known.(chan time.Time), time.Time{} // who has received the time of the last sweep has the lock
+	lock, last := known.(chan time.Time), time.Time{} // a caller that has received the time of the last sweep may sweep
 	select {
 	case last = <-lock:
 	case <-ctx.Done():

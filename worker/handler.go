@@ -94,8 +94,8 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 	return nil
 }
 
-// askAgainIn returns the time until a denied request is made again. If slots were denied that is a second, or until
-// nothing else denies it: slots may be given back long before their leases end.
+// askAgainIn returns the time until a denied request is made again. If slots were denied it is a second, or longer if
+// something else denies the request longer: slots may be given back long before their leases end.
 func askAgainIn(denied *throttle.DeniedError) time.Duration {
 	d, wait, slotsDenied := denied.Decision, askAgainForSlots, false
 	if d.Pause != nil {
@@ -117,13 +117,13 @@ func askAgainIn(denied *throttle.DeniedError) time.Duration {
 	return d.RetryIn
 }
 
-// noteRefused notes that a task waits, as the upstream of a policy refused its call, and reports that. If calls of the
+// noteRefused notes that a task waits, as the upstream of a policy refused its call, and calls report. If calls of the
 // task were refused for too long it returns a *GivenUpError.
 func (s *Server) noteRefused(
 	ctx context.Context, a *attempt, r throttle.Request, policy string, retryIn time.Duration, cause error,
 	report func() error,
 ) error {
-	p, _ := s.limiter.Lookup(policy) // also of a removed policy; zero, without limits, for one that it never had
+	p, _ := s.limiter.Lookup(policy) // perhaps a removed policy; zero, without limits, if the limiter never had it
 	retryIn = min(retryIn, cmp.Or(p.MaxPause, retryIn))
 	now := time.Now()
 	message, since := a.Message.WithRefusal(now)

@@ -33,7 +33,7 @@ type Job struct {
 	limiter  *throttle.Limiter
 	lost     context.CancelCauseFunc // ends the handler's context when a slot is lost
 	settling sync.Mutex
-	settled  throttle.Reservation // of the task, with the latest costs: Redis forgets them when they count no more
+	settled  throttle.Reservation // of the task, with the costs settled last, which Redis forgets when they count no more
 	task     throttle.Reservation // of the task, as it was granted
 	taskType string
 
@@ -120,7 +120,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 // sooner. It then takes its own policy's cost again: call Cancel before you return, if its own call was not made.
 //
 // Slots of Concurrency windows are held until the handler returns, or Release or Cancel. The error is a
-// *throttle.RequestError if the request cannot fit beside the task's own slots. Others are throttle.Limiter.Wait's.
+// *throttle.RequestError if the request cannot fit beside the task's own slots. Other errors are Limiter.Wait's.
 //
 // A second call by the task's own policy belongs in the task's cost. A window that is no Concurrency
 // window, and whose limit is too small for both calls, denies the second one at every attempt.
@@ -162,8 +162,8 @@ func (j *Job) Wait(ctx context.Context, r throttle.Request) (throttle.Reservatio
 }
 
 // neverFits returns a *throttle.RequestError if a denied request cannot fit while the task itself holds its
-// slots. It does so until its handler returns, so neither a wait nor a requeue would help. The slots of the
-// handler's calls do not count, as other goroutines of it may give them back.
+// slots. The task holds them until its handler returns, so neither a wait nor a requeue would help. The slots of the
+// handler's calls do not count, as other goroutines of the handler may give them back.
 func (j *Job) neverFits(err error) error {
 	var denied *throttle.DeniedError
 	task := j.caller.Request

@@ -18,7 +18,7 @@ type link struct {
 	tasks   *asynqredis.Client // in asynq's Redis
 	limiter *throttle.Limiter
 	breaker outage.Breaker // for calls of the limiter
-	sweeps  sync.Map       // by line: a lock, which is a channel with the time of its last sweep, empty during a sweep
+	sweeps  sync.Map       // by line: a channel with the time of the line's last sweep; it is empty during a sweep
 }
 
 // CheckRedis checks whether the Redises of asynq and of the limiter answer, and returns a text for each setting

@@ -127,7 +127,7 @@ func (s *Server) decide(ctx context.Context, a *attempt, r throttle.Request) (th
 	return d, err
 }
 
-// ask returns the decision of the task's verdict, if that is still right, and otherwise asks the limiter. If that
+// ask returns the decision of the task's verdict, if it is still right, and otherwise asks the limiter. If the limiter
 // refuses the task as too late, ask removes tickets of deleted tasks from the line, and asks once more.
 func (s *Server) ask(ctx context.Context, a *attempt, r throttle.Request) (d throttle.Decision, err error) {
 	if s.isLate(a) {
@@ -142,7 +142,7 @@ func (s *Server) ask(ctx context.Context, a *attempt, r throttle.Request) (d thr
 	call := reserve
 	if verdict := a.Verdict; verdict != nil {
 		line := s.limiter.Line(verdict.Line)
-		// The start of a denied last attempt is not noted in Redis: only a take, which notes it, may grant it.
+		// Next has not noted in Redis that a denied last attempt starts. So only a take may grant it, not this call.
 		denied := verdict.Decision.Queued && (verdict.Decision.Policy == r.Policy || a.Message.IsLastAttempt())
 		if denied || time.Since(verdict.DecidedAt) <= startWithin && line.Matches(verdict.TakenTicket, r) {
 			return verdict.Decision, nil

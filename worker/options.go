@@ -30,8 +30,8 @@ func MaxWait(d time.Duration) asynq.Option {
 // attributes and queue are already in line. 0 is no limit.
 func Backlog(n int) asynq.Option { return option(func(e *enqueueTask) { e.request.Backlog = n }) }
 
-// ReportStart is an option of the calls by which a Client enqueues: it stores in start when the task is expected to
-// start: with EnqueueBulk, the last task of the list. It has no effect if start is nil.
+// ReportStart is an option of the calls by which a Client enqueues. It stores in *start when the task is expected to
+// start, or with EnqueueBulk the last task of the list. It has no effect if start is nil.
 func ReportStart(start *ExpectedStart) asynq.Option {
 	return option(func(e *enqueueTask) { e.reportTo = cmp.Or(start, e.reportTo) })
 }
@@ -39,16 +39,16 @@ func ReportStart(start *ExpectedStart) asynq.Option {
 // An ExpectedStart is the time at which an enqueued task is expected to start, by this machine's clock.
 // The times of a task in line are true if nobody changes limits. It is zero if the limiter did not answer.
 type ExpectedStart struct {
-	// Joined reports whether the task is in line. Otherwise there is no Latest, and At is its ProcessAt if that is
-	// in the future, or else now: then it joins its Group or a line, or runs as soon as a worker has a slot.
+	// Joined reports whether the task is in line. Otherwise there is no Latest, and At is the task's ProcessAt, or now
+	// if that is past. At that time the task joins its Group or a line, or runs as soon as a worker has a slot.
 	Joined bool
 
 	// At is the expected start: now if the task fits now. Where throttle.BySlots binds, it is an
 	// estimate by the rate at which workers took tasks of the queue in the last minute.
 	At time.Time
 
-	// Latest is an upper bound, unless others join that go before it, a limit is cut, or the upstream pauses. It
-	// equals At if that is exact, and is zero where no bound is known.
+	// Latest is an upper bound of the start, unless tasks join ahead of this one, a limit is cut, or the upstream
+	// pauses. It equals At if At is exact, and is zero where no bound is known.
 	Latest time.Time
 
 	// Binds names what delays the task for longest, as in throttle.LineDecision. It is empty if the task fits now.

@@ -187,8 +187,8 @@ func (c *Client) Running(ctx context.Context, f Firing) (indexes []int, err erro
 	return indexes, err
 }
 
-// Count counts tasks of a firing that were not counted yet. As "failed": archived tasks and tasks that are gone as
-// failed, completed tasks as done. As "rejected": tasks that were not enqueued.
+// Count counts tasks of a firing that were not counted yet. With "failed" it counts archived and missing tasks as
+// failed, and completed tasks as done; with "rejected", tasks that were not enqueued as rejected.
 func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) error {
 	_, err := forTasks[any](ctx, c, "batch_count", f.Queue, f.counts(), []any{f.taskPrefix(), as, 0}, indexes, addIndex)
 	return err

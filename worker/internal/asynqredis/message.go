@@ -84,7 +84,7 @@ func (m Message) TimeLimit(now time.Time) time.Duration {
 	return max(0, limit)
 }
 
-// JoinKey tells the task, in 16 bytes, from others of its ID. It depends only on the task's type and payload.
+// JoinKey returns 16 bytes that tell the task from others of the same ID: a hash of the task's type and payload.
 func (m Message) JoinKey() string {
 	hash := fnv.New64a()
 	hash.Write([]byte(m.Type()))

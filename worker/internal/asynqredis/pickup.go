@@ -12,8 +12,8 @@ type Pick struct {
 	Paused  bool    // whether that is because its queue is paused, and the task could be picked otherwise
 }
 
-// Pick makes waiting tasks of one queue active. `call` is its key: repeat it with the same key
-// and tasks until it is answered, or take it back by Restore.
+// Pick makes waiting tasks of one queue active. `call` is the call's key: repeat the call with the same key
+// and tasks until it is answered, or put the tasks back by Restore.
 func (c *Client) Pick(ctx context.Context, queue, call string, tasks []WaitingTask) ([]Pick, error) {
 	first := []any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), call}
 	all := keys(queue, "scheduled", "active", "lease", "paused")

@@ -9,8 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Recover puts back a task whose server died, once asynq's recoverer has found it. It returns false if it did not, as
-// this process runs the task by the call `running`. A task that is put back uses no retry, and joins its line in front.
+// Recover puts back a task whose server died, once asynq's recoverer has found it. It returns false if asynq is to end
+// the task, or if this process runs it by the call `running`. A task put back uses no retry, and joins in front.
 //
 // A task without retries left goes back if it has not started: CheckActive notes that. Any other task goes back once in
 // its life, unless its lease was renewed: by asynq, every five seconds for started tasks, or by a pick-up that was
@@ -22,7 +22,7 @@ func (c *Client) Recover(ctx context.Context, task Ref, running string) (bool, e
 		err = leaseErr
 	}
 	if err != nil || int64(leaseEnd) > time.Now().Unix()-30 {
-		return err == nil, err // since asynq looked for leases that ended 30 s ago, another server has recovered the task
+		return err == nil, err // asynq looks for leases that ended 30 s ago: since then another server recovered the task
 	}
 	call, noted := found["sluice_call"], found["sluice_started"]
 	parts := strings.Split(call, "/")

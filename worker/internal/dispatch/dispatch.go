@@ -68,10 +68,10 @@ type Dispatcher struct {
 	serving context.Context // ends when no more tasks are handed out
 	stop    context.CancelFunc
 	emptied chan struct{}  // closed when all that was ready is put back after stop
-	busy    sync.WaitGroup // calls that nobody waits for until it is closed
+	busy    sync.WaitGroup // goroutines for which Close waits
 
 	asynqLog  outage.Log    // whether asynq's Redis answers
-	idle      chan struct{} // received from by hear, before each call, while serve has nothing to do and Next waits
+	idle      chan struct{} // serve sends while it has nothing to do and Next waits; hear receives before each call
 	wakeNext  chan struct{} // ends a wait of Next
 	wakeServe chan struct{} // ends a wait of serve
 
@@ -86,7 +86,7 @@ type Dispatcher struct {
 
 	mu       sync.Mutex
 	buffer   buffer
-	joinNext time.Time // when the next of the tasks that could not join tries again
+	joinNext time.Time // when the next task that could not join tries again
 	news     []func()  // changes of serve's views, which it makes in its next round
 	waiting  bool      // Next waits for a task, and none is ready
 }

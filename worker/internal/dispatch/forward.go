@@ -30,8 +30,8 @@ const (
 	unavailableEvery = 200 * time.Microsecond
 )
 
-// Forward moves the due tasks of a queue, either scheduled tasks or tasks to retry. Tasks that wait in line by their
-// policy join it, and the others become pending. It returns how many were due. If that is not 0 there may be more.
+// Forward moves the due tasks of a queue, either scheduled tasks or tasks to retry. Tasks whose policy has a line join
+// the line, and the others become pending. It returns how many were due. If that is not 0 there may be more.
 func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (int, error) {
 	if d.isStopped() {
 		return 0, nil
@@ -54,9 +54,9 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		}
 		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark
 		mark, inLine := asynqredis.Mark(r.Key, call), false
-		if key, joined, known := strings.Cut(task.Mark, "."); known && !retried {
-			r.Key, mark = key, task.Mark // its payload may have been edited since
-			inLine = joined != ""        // without a CALL it perhaps did not join
+		if key, joinCall, known := strings.Cut(task.Mark, "."); known && !retried {
+			r.Key, mark = key, task.Mark // the task's payload may have been edited since
+			inLine = joinCall != ""      // without a CALL the task perhaps did not join
 		}
 		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
 		joins[i] = joinTask{message: task.Message, request: r, inLine: inLine}

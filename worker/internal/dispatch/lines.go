@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// acknowledgeAfter a take, it is acknowledged by a call of its own, unless the next take has done so. A
+	// acknowledgeAfter is how long after a take a call of its own acknowledges it, unless the next take has done so: a
 	// server with an appointment asks within 2 s. After 5 s others put back what was taken.
 	acknowledgeAfter = 2500 * time.Millisecond
 
@@ -68,7 +68,7 @@ func (d *Dispatcher) round(n int) (found bool) {
 // firstDue returns the line of a set to ask now, or nil.
 func (d *Dispatcher) firstDue(set *queueSet, now time.Time) (first *line) {
 	for _, l := range set.lines {
-		if !d.isStopped() && !now.Before(d.dueAt(l)) && (first == nil || l.before(first)) {
+		if !d.isStopped() && !now.Before(d.dueAt(l)) && (first == nil || l.precedes(first)) {
 			first = l
 		}
 	}
@@ -80,10 +80,10 @@ func (d *Dispatcher) dueAt(l *line) time.Time {
 	return latest(l.askAt, l.backoff.Until, d.backoff.Until)
 }
 
-// before reports whether a line's turn comes before another's of its set. Each line is fair between its tenants.
-// Here lines share this server's slots: each tenant of each line has an even share; tenants of a policy with shards,
-// which no line compares, have shares by weight (start-time fair queueing, Goyal et al., 1996).
-func (l *line) before(other *line) bool {
+// precedes reports whether a line's turn comes before another's of its set. Each line is fair between its own tenants.
+// Here the tenants of all lines share this server's slots: evenly, or by weight if their policy has shards, as no line
+// compares the tenants of all shards (start-time fair queueing, Goyal et al., 1996).
+func (l *line) precedes(other *line) bool {
 	tag, asked := cmp.Compare(l.startTag(), other.startTag()), l.redisTime.Compare(other.redisTime)
 	return cmp.Or(tag, asked, strings.Compare(l.name, other.name)) < 0
 }
@@ -126,7 +126,7 @@ type line struct {
 	appointment time.Time      // by the last answer; zero: nobody waited, or the take failed
 	backoff     outage.Backoff // of takes
 	redisTime   time.Time      // of the latest answer, by the clock of Redis
-	nudged      bool           // this server got its nudge, and no other server did: it asks, or passes the nudge on
+	nudged      bool           // only this server got the line's nudge: it asks the line, or passes the nudge on
 
 	acknowledge *time.Timer // acknowledges the last take, unless another take follows; nil: there was none
 
@@ -153,7 +153,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.noteServed(taken.Tickets)
 	l.appointment, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// The next take may reach Redis faster than this one did. So it is sent later by as much, transitMost at most.
+		// The next take may reach Redis faster than this one did: its sending is delayed by that, up to transitMost.
 		l.appointment = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.appointment
 	}

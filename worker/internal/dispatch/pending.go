@@ -16,11 +16,11 @@ const (
 	// lookEvery, give or take a quarter, is how often a server looks for pending tasks, and at unwatched lines.
 	lookEvery = time.Second
 
-	// tasksPerPending is after how many tasks from lines one pending task has a turn: it goes before the lines.
+	// tasksPerPending is the number of tasks from lines after which one pending task has a turn, ahead of the lines.
 	tasksPerPending = 3
 )
 
-// takePending dequeues up to n pending tasks of a set, and reports if any came. After none came it does not ask
+// takePending dequeues up to n pending tasks of a set, and reports whether any came. If none came, it does not ask
 // again until set.lookAt, unless the set outranks others.
 func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	now := time.Now()
@@ -41,7 +41,7 @@ func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	return false
 }
 
-// draw returns the queues in a random order for this round: by their priorities' chances, as in asynq.
+// draw returns the queues in a random order for this round, in which the priorities are the chances, as in asynq.
 func (set *queueSet) draw(priorities map[string]int) []string {
 	drawn := map[string]float64{}
 	for _, queue := range set.queues {

@@ -22,7 +22,7 @@ const (
 	// lookAhead: tasks are made ready for the slots that become free in this time. A task waits about as long for one.
 	lookAhead = 10 * time.Millisecond
 
-	// aheadFrom slots or more that become free within lookAhead let serve take tasks before Next asks.
+	// aheadFrom is how many slots must become free within lookAhead for serve to take tasks before Next asks.
 	aheadFrom = 8
 
 	// bufferFor is how long a task is kept ready for a slot. After staleAfter it is not handed out: its lease ends soon.
@@ -85,7 +85,7 @@ func (d *Dispatcher) serve() {
 			d.wait(d.nextRound(time.Now()))
 		}
 	}
-	for !d.restore(time.Now()) && d.ctx.Err() == nil { // it waits after an error
+	for !d.restore(time.Now()) && d.ctx.Err() == nil { // restore sleeps after an error
 	}
 	for _, set := range d.sets {
 		for _, l := range set.lines {
@@ -145,7 +145,7 @@ type buffer struct {
 func (b *buffer) wanted(waiting bool) int {
 	since := time.Now().Add(-lookAhead)
 	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return at.Before(since) })
-	freed := min(len(b.recent), takeMax) // within lookAhead, by what was handed out lately
+	freed := min(len(b.recent), takeMax) // within lookAhead: about as many as tasks were handed out lately
 	if ahead := freed >= aheadFrom && len(b.ready) <= freed/3; !waiting && !ahead {
 		return 0
 	}

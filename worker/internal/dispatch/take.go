@@ -40,7 +40,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: the nudge is passed on if no slot is left
 	verdicts := map[string][]*Verdict{}            // by queue
 	for i, t := range taken.Tickets {
-		decidedAt := sent.Add(-max(0, taken.At.Sub(t.Decision.At))) // when it was sent; if it is a repeat, the first time
+		decidedAt := sent.Add(-max(0, taken.At.Sub(t.Decision.At))) // when the take was sent, or the first of repeated ones
 		verdict := &Verdict{TakenTicket: t, DecidedAt: decidedAt, FromLine: true, Line: l.name}
 		if i == 0 {
 			verdict.Due = latest(appointment, sent.Add(-t.Waited))
@@ -59,8 +59,8 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	return found
 }
 
-// openQueues returns the queues to take from for a set, as the limiter knows them, with their priorities:
-// its own queues, and more important queues, without paused queues.
+// openQueues returns the queues to take from for a set, by their names in the limiter, with their priorities:
+// the set's own queues and the more important ones, but no paused queue.
 func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 	database, err := d.Tasks.Database(d.ctx)
 	if err != nil {
@@ -75,7 +75,7 @@ func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 	return queues
 }
 
-// pick makes the tasks of a queue ready whose tickets were taken from a line, and handles the tickets
+// pick makes ready the tasks of a queue for tickets that were taken from a line, and gives back the tickets
 // whose tasks cannot be picked. It reports whether any task is ready.
 func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	call, waiting := d.Tasks.NewCall(), make([]asynqredis.WaitingTask, len(verdicts))
@@ -147,7 +147,7 @@ func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, verdict *
 	return Task{Ref: ref, Message: m, Verdict: verdict, CallKey: call, activeSince: time.Now()}
 }
 
-// noteFailure notes that a call of a line failed. From a second failure on, no line is asked for a while.
+// noteFailure notes that a call of a line failed. From the second failure in a row on, no line is asked for a while.
 func (d *Dispatcher) noteFailure(l *line, err error) {
 	now := time.Now()
 	l.backoff.Fail(now)
@@ -161,7 +161,7 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 }
 
 // reserve asks the limiter about the undecided tasks of a dequeue or pick: by one Line.Reserve for each line, in the
-// tasks' order. So no slot waits for it, and a task that is denied has joined its line. The middleware decides
+// tasks' order. So no slot waits for a decision, and a denied task has joined its line. The middleware decides
 // about tasks that get no decision here. A task whose ticket was taken reserves, too, if its tenant is in another
 // shard by now, or if the take charged nothing, unless the task never fits.
 func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {

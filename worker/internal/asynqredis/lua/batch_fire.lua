@@ -5,7 +5,7 @@
 -- ARGV  1 the last tick that was decided (s), as the caller knows it  2 the last that is decided now (s),
 --       or none to fire by hand  3 how long a firing is kept (s)
 --       4 1 to skip the firing while another has not ended  5 its name  6 its tick (s), or none  7 its schedule
--- reply 1 it fires, -1 it is skipped, 0 none does, another scheduler was faster, or another schedule is decided further
+-- reply 1 it fires, -1 skipped, 0 none fires, another scheduler was faster, or another schedule has decided later ticks
 
 local time, none = redis.call('TIME'), '-62135596800' -- year 1
 local key = KEYS[1] .. ':' .. ARGV[5]

@@ -142,21 +142,21 @@ func (b Batch) compile() (*compiled, error) {
 	c.Missed, c.Queue = cmp.Or(b.Missed, MissedSkip), cmp.Or(b.Queue, "default")
 	c.MissedWithin, c.Late = cmp.Or(b.MissedWithin, defaultMissedWithin), cmp.Or(b.Late, LateWarn)
 	c.Overlap = cmp.Or(b.Overlap, OverlapAllow)
-	schedule, inSchedule := strings.Replace(b.Schedule, "CRON_TZ=", "TZ=", 1), ""
+	schedule, scheduleZone := strings.Replace(b.Schedule, "CRON_TZ=", "TZ=", 1), ""
 	if rest, ok := strings.CutPrefix(schedule, "TZ="); ok {
-		inSchedule, schedule, _ = strings.Cut(rest, " ")
+		scheduleZone, schedule, _ = strings.Cut(rest, " ")
 		schedule = strings.TrimSpace(schedule)
 	}
-	zone, err := time.LoadLocation(cmp.Or(inSchedule, b.Timezone, "UTC"))
+	zone, err := time.LoadLocation(cmp.Or(scheduleZone, b.Timezone, "UTC"))
 	fmt.Sscanf(b.OnFailed, "stop at %d%%", &c.stopAt)
 	switch {
 	case !nameShape.MatchString(b.Name):
 		return bad("name", b.Name, `must be 1 to 64 of the characters A-Z a-z 0-9 _ . -`)
 	case strings.TrimSpace(c.Queue) == "":
 		return bad("queue", b.Queue, "must not be blank")
-	case b.Timezone != "" && inSchedule != "":
+	case b.Timezone != "" && scheduleZone != "":
 		return bad("timezone", b.Timezone, "must not be given beside a schedule with TZ=")
-	case (err != nil || zone == time.Local) && inSchedule != "":
+	case (err != nil || zone == time.Local) && scheduleZone != "":
 		return bad("schedule", b.Schedule, `must have a name of the IANA time zone database after TZ=, `+
 			`such as "Europe/Berlin"`)
 	case err != nil || zone == time.Local:
@@ -196,9 +196,9 @@ func (b Batch) compile() (*compiled, error) {
 		c.finishBy = finishBy
 	}
 	if b.Schedule != "" {
-		every, other := time.ParseDuration(strings.TrimPrefix(schedule, "@every "))
+		every, everyErr := time.ParseDuration(strings.TrimPrefix(schedule, "@every "))
 		c.schedule, err = ticks.Parse(schedule)
-		if err != nil || other == nil && every < time.Second || strings.Contains(schedule, "TZ=") {
+		if err != nil || everyErr == nil && every < time.Second || strings.Contains(schedule, "TZ=") {
 			return bad("schedule", b.Schedule, `must be a cron expression of five fields, `+
 				`such as "0 2 * * *" for two o'clock every night, or such as "@every 1h", at least 1s`)
 		}

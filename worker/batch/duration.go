@@ -19,7 +19,7 @@ type Source string
 const (
 	SourceMeasured Source = "measured"    // by the newest firings of the batch
 	SourceGiven    Source = "given"       // Batch.Duration
-	SourceTimeout  Source = "its timeout" // asynq.Timeout among Batch.Options: it takes no longer
+	SourceTimeout  Source = "its timeout" // asynq.Timeout among Batch.Options: a task takes no longer
 )
 
 func (d Duration) span() time.Duration { return time.Duration(d.Seconds * float64(time.Second)) }

@@ -88,7 +88,7 @@ func (w *work) flush(ctx context.Context, chunk []*asynq.Task, from int, fields 
 		_, err = w.redis.Update(call, w.f, w.holder, "reason", reason.Error())
 	}
 	if err = cmp.Or(err, passing); err == nil && len(stored) > 0 {
-		_, err = w.config.Client.Limiter.CheckRedis(ctx) // servers join them to their lines, for which it must answer
+		_, err = w.config.Client.Limiter.CheckRedis(ctx) // servers join them to their lines, for which the limiter must answer
 	}
 	if err == nil {
 		err = w.move(ctx, asynqredis.Release)(stored)

@@ -32,7 +32,7 @@ const (
 type estimator struct {
 	*work
 	plan *firingPlan
-	last string // what it wrote
+	last string // the fields that it wrote last, as JSON
 }
 
 // estimate runs an estimator until the context ends.
@@ -94,7 +94,7 @@ func (e *estimator) look(ctx context.Context) error {
 	if all.Count == 0 { // the last estimate stays
 		return nil
 	}
-	if r.Finish.IsZero() { // also if Resume has removed what it wrote
+	if r.Finish.IsZero() { // perhaps Resume has removed what was written
 		e.last = ""
 	}
 	tenants := make([]time.Time, len(all.tenants))

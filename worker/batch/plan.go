@@ -25,12 +25,12 @@ type Plan struct {
 	Tick  time.Time `json:"tick"`
 
 	Total    int      `json:"total"`    // tasks that the batch has
-	Rejected int      `json:"rejected"` // tasks that cannot be enqueued by what they ask for, and the limits in force
+	Rejected int      `json:"rejected"` // tasks that cannot be enqueued, by their requests and the limits in force
 	Duration Duration `json:"duration"`
 
 	// Finish is when the last task is expected to end, or to start if the Duration is unknown. It is zero if no task
-	// can be enqueued, one never fits, or that is after inspect.MaxPlan. Binds names what the last task waits for the
-	// longest: a window, or throttle.BySlots; empty for nothing.
+	// can be enqueued, one never fits, or the plan is longer than inspect.MaxPlan. Binds names what the last task waits
+	// for the longest: a window, or throttle.BySlots; empty for nothing.
 	Finish time.Time `json:"finish,omitzero"`
 	Binds  string    `json:"binds,omitempty"`
 
@@ -41,7 +41,7 @@ type Plan struct {
 	Overdue  int       `json:"overdue"`            // tasks that are expected to end after FinishBy
 	Begins   bool      `json:"begins"`             // false if Batch.Late would refuse the firing
 
-	Changes []Change     `json:"changes,omitempty"` // of limits, by which no task is overdue; none if none was found
+	Changes []Change     `json:"changes,omitempty"` // of limits, by which no task would be overdue; empty if none were found
 	Tenants []TenantPlan `json:"tenants"`
 }
 
@@ -99,7 +99,7 @@ func (s *Scheduler) Plan(ctx context.Context, batch string, o PlanOptions) (Plan
 	return plan, nil
 }
 
-// A firingPlan has a firing's tasks, and their expected ends as of its begin. Redis has its exported fields.
+// A firingPlan has a firing's tasks, and their ends as expected when the firing begins. Redis keeps its exported fields.
 type firingPlan struct {
 	Tenants  []tenantTasks `json:"tenants"`
 	Duration Duration      `json:"duration"`
@@ -228,9 +228,9 @@ func (t tenantTasks) left(n, joined int, duration time.Duration) (demands []insp
 	}
 	n = min(n, total)
 	add := func(kind, count int) {
-		among := min(joined, count)
-		joined -= among
-		demands = append(demands, inspect.Demand{Count: count, Hold: duration, Joined: among, Request: requests[kind]})
+		inLine := min(joined, count)
+		joined -= inLine
+		demands = append(demands, inspect.Demand{Count: count, Hold: duration, Joined: inLine, Request: requests[kind]})
 	}
 	if t.Order != "" {
 		for i := range n {
@@ -262,11 +262,11 @@ type forecast struct {
 	tenants []inspect.Finish
 }
 
-// forecast computes when tasks are expected to end; with fit, also limits by which none is late. The function
-// left returns how many of a tenant's tasks have not started, and how many of these stand in line.
+// forecast computes when tasks are expected to end and, if wantChanges is set, limits by which none is late. The
+// function leftOf returns how many of a tenant's tasks have not started, and how many of these stand in line.
 func (s *Scheduler) forecast(
-	ctx context.Context, b *compiled, p *firingPlan, o inspect.PlanOptions, fit bool,
-	left func(tenant int) (left, joined int),
+	ctx context.Context, b *compiled, p *firingPlan, o inspect.PlanOptions, wantChanges bool,
+	leftOf func(tenant int) (left, joined int),
 ) (forecast, error) {
 	all := forecast{tenants: make([]inspect.Finish, len(p.Tenants))}
 	database, err := s.redis.Database(ctx)
@@ -275,7 +275,7 @@ func (s *Scheduler) forecast(
 	}
 	var demands []inspect.Demand
 	for i, t := range p.Tenants {
-		n, joined := left(i)
+		n, joined := leftOf(i)
 		for _, d := range t.left(n, joined, p.Duration.span()) {
 			d.Tenant, d.Request.Ticket.Queue = strconv.Itoa(i), database+"/"+b.Queue
 			demands = append(demands, d)
@@ -298,7 +298,7 @@ func (s *Scheduler) forecast(
 		i, _ := strconv.Atoi(f.Tenant)
 		all.tenants[i] = f
 	}
-	if fit && all.Late > 0 {
+	if wantChanges && all.Late > 0 {
 		all.changes, err = changes(ctx, snapshot, o)
 	}
 	if ctx.Err() != nil { // the forecast is known all the same

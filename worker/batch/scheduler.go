@@ -130,8 +130,8 @@ func (s *Scheduler) serve(ctx context.Context, b *compiled) {
 
 // tick decides the ticks that are due. It returns the firings that have not ended, and when to ask next.
 func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqredis.Firing, delay time.Duration, err error) {
-	ticks := b.Schedule + " " + b.zone.String()
-	known, err := s.redis.Schedule(ctx, b.Queue, b.Name, ticks)
+	schedule := b.Schedule + " " + b.zone.String()
+	known, err := s.redis.Schedule(ctx, b.Queue, b.Name, schedule)
 	if err != nil {
 		return nil, askEvery, err
 	}
@@ -144,7 +144,7 @@ func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqre
 		return known.Open, delay, nil
 	}
 	f := asynqredis.Firing{Queue: b.Queue, Batch: b.Name, Tick: fire.UTC()}
-	fires, err := s.redis.Fire(ctx, f, ticks, known.Last, upTo, b.Overlap == OverlapSkip)
+	fires, err := s.redis.Fire(ctx, f, schedule, known.Last, upTo, b.Overlap == OverlapSkip)
 	switch {
 	case fires > 0:
 		known.Open = append(known.Open, f)

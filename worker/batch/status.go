@@ -38,7 +38,7 @@ const (
 	StateCancelled State = "cancelled" // every task has ended or was deleted
 )
 
-// A Status reports the progress of a firing. Waiting to Cancelled add up to Total.
+// A Status reports the progress of a firing. The counts from Waiting to Cancelled add up to Total.
 type Status struct {
 	Batch string    `json:"batch"`
 	Queue string    `json:"queue"`
@@ -59,8 +59,8 @@ type Status struct {
 	BegunAt time.Time `json:"begun_at,omitzero"`
 	EndedAt time.Time `json:"ended_at,omitzero"`
 
-	// Planned is when the last task was expected to end when the firing began. Finish is when it is expected to end
-	// now, which a scheduler that runs keeps up to date. It is zero if unknown, for instance after Pause or Cancel.
+	// Planned is the end of the last task as it was expected when the firing began. Finish is its end as expected now,
+	// which a scheduler that runs keeps up to date. It is zero if unknown, for instance after Pause or Cancel.
 	// Binds names what the last task waits for the longest: a window, or throttle.BySlots; empty if it waits for
 	// nothing. Plan.Unknown lists what Planned and Finish do not count.
 	Planned time.Time `json:"planned,omitzero" redis:"planned"`
@@ -266,7 +266,7 @@ func (s *Scheduler) record(ctx context.Context, f Firing) (*compiled, asynqredis
 	return s.batches[f.Batch], firing, r, err
 }
 
-// Firings returns the newest firings of a batch, at most n, the newest first. Below 1 there are none.
+// Firings returns the newest firings of a batch, at most n, the newest first: none if n is below 1.
 func (s *Scheduler) Firings(ctx context.Context, batch string, n int) ([]Firing, error) {
 	b, err := s.batch(batch)
 	if err != nil {

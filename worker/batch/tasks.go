@@ -15,13 +15,13 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Tenants yields the tenants of a firing. A tenant that comes twice is an error. It is called once for each firing,
-// as Redis keeps the list, and once for each plan. After an error or a panic it is called again some time later.
+// Tenants yields the tenants of a firing. A tenant that comes twice is an error. Tenants is called once for each
+// firing, as Redis keeps the list, and once for each plan. After an error or a panic it is called again later.
 type Tenants func(ctx context.Context, f Firing) iter.Seq2[string, error]
 
-// Tasks yields the tasks of one tenant of a firing. They are never all in memory. It is called once to
-// count them for the plan, and once to enqueue them. After a pause, an error or a crash it is called again, and as
-// many tasks as were enqueued are skipped: so it must yield the same tasks in the same order.
+// Tasks yields the tasks of one tenant of a firing. They are never all in memory. Tasks is called once to count them
+// for the plan, and once to enqueue them. After a pause, an error or a crash it is called again, and as many tasks
+// as were enqueued are skipped: so it must yield the same tasks in the same order.
 type Tasks func(ctx context.Context, f Firing, tenant string) iter.Seq2[*asynq.Task, error]
 
 // List is Tenants for a list of names.

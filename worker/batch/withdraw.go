@@ -26,7 +26,7 @@ func (w *work) pause(ctx context.Context, r record) error {
 	return err
 }
 
-// resume writes until when servers may pick the tasks, and makes the tasks join their lines again at once.
+// resume stores the time until which servers may pick the tasks, and makes the tasks join their lines again at once.
 func (w *work) resume(ctx context.Context, r record) error {
 	w.sweepDelay = 0
 	_, err := w.redis.Update(ctx, w.f, w.holder, "again", 0, "closes", w.b.closes(w.f.Tick, time.Now()))

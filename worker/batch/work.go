@@ -18,7 +18,7 @@ const (
 	// lookEvery is how often the holder looks at its firing.
 	lookEvery = time.Second
 
-	// delayLeast is the delay of a try after an error. It doubles up to delayMost, until chunks go through again.
+	// delayLeast delays the next try after an error. The delay doubles up to delayMost, until chunks go through again.
 	delayLeast = 250 * time.Millisecond
 	delayMost  = 30 * time.Second
 )

@@ -46,7 +46,7 @@ type action struct {
 	form                 url.Values
 	config               throttle.Policy // of the policy
 	state                control.State
-	claimed              atomic.Bool // set by act, which goes on, or by inTime, which drops it
+	claimed              atomic.Bool // set by act, which then makes the change, or by inTime: then it is never made
 }
 
 var (
@@ -127,7 +127,7 @@ func (p *Page) inTime(ctx context.Context, a *action) (*preview, error) {
 	case <-time.After(viewWithin):
 	}
 	if a.claimed.CompareAndSwap(false, true) {
-		if _, good := p.recent.outage(); time.Since(good) > viewWithin { // the next page has less time to find that out
+		if _, good := p.recent.outage(); time.Since(good) > viewWithin { // the next page has too little time to find out
 			p.recent.fails()
 		}
 		return nil, errSilent
@@ -337,24 +337,24 @@ func (p *Page) simulate(ctx context.Context, a *action, variant throttle.Policy,
 	} else if err != nil {
 		return nil, err
 	}
-	ending := func(f inspect.Finish) string {
+	lastStart := func(f inspect.Finish) string {
 		if f.Expected.IsZero() {
 			return "not known"
 		}
 		return clock(f.Expected, now.At)
 	}
 	shown := &preview{Note: "If nothing else comes. Refusals by the upstream are not foreseen."}
-	after := map[string]inspect.Finish{}
+	thenOf := map[string]inspect.Finish{}
 	for _, t := range then.Tenants {
-		after[t.Tenant] = t
+		thenOf[t.Tenant] = t
 	}
 	for i, t := range now.Tenants {
 		if i < previewRows || t.Tenant == a.tenant {
-			shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), ending(t), ending(after[t.Tenant])})
+			shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), lastStart(t), lastStart(thenOf[t.Tenant])})
 		}
 	}
 	if now.Count > 0 {
-		shown.Rows = append(shown.Rows, previewRow{"all " + number(int64(now.Count)), ending(now.Finish), ending(then.Finish)})
+		shown.Rows = append(shown.Rows, previewRow{"all " + number(int64(now.Count)), lastStart(now.Finish), lastStart(then.Finish)})
 	}
 	return shown, nil
 }

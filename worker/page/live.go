@@ -30,7 +30,7 @@ func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Accel-Buffering", "no") // of nginx, which would delay events
 	send := func(text string) bool {
 		_ = out.SetWriteDeadline(time.Now().Add(writeFor)) // not every ResponseWriter can
-		defer out.SetWriteDeadline(time.Time{})            // in HTTP/2 it would end a stream that is quiet
+		defer out.SetWriteDeadline(time.Time{})            // in HTTP/2 a deadline would end a quiet stream
 		_, err := w.Write([]byte(text))
 		return err == nil && out.Flush() == nil
 	}

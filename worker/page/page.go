@@ -167,7 +167,7 @@ func redirect(w http.ResponseWriter, to string, status int) {
 func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, problem string, shown *preview) {
 	v := p.view(r.Context(), questionOf(r), p.sessionOf(r))
 	v.Preview = shown
-	v.News, v.Problem = r.URL.RawQuery, problem // after a form it is not the query of the browser's address
+	v.News, v.Problem = r.URL.RawQuery, problem // News: after a form the browser's address has another query
 	var text strings.Builder
 	if err := templates.ExecuteTemplate(&text, "page.html", v); err != nil {
 		p.config.Logger.Error("page: the page cannot be made", "err", err)

@@ -62,7 +62,7 @@ func remember[T any](r *recent, ctx context.Context, key string, ask func(contex
 		value, _ := a.value.(T)
 		return value, a.err
 	case <-ctx.Done():
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) && time.Since(begun) > viewWithin/2 { // not a late one of many
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) && time.Since(begun) > viewWithin/2 { // else it came late in a view
 			r.fails()
 		}
 		value, _ := a.previous.(T)

@@ -29,7 +29,7 @@ const askedWithin = 3 * time.Second
 // A status is the state of a policy or tenant: its trouble, a word, and what to add.
 type status struct {
 	Trouble   int
-	Full      bool // what waits keeps it busy, or a tenant's window is full
+	Full      bool // a policy is kept busy by what waits, or a tenant's window is full
 	Word, How string
 }
 
@@ -63,7 +63,7 @@ type policyView struct {
 	inspect.PolicyState
 	Error    string // why the state is not known, or not up to date
 	FailOpen bool
-	Granted  float64 // in a second, in the last whole minute or as its windows say
+	Granted  float64 // per second: in the last whole minute, or else by its windows
 	Limit    string  // of throttle.Requests, by a shared window
 	History  string  // the points of a chart
 	Status   status
@@ -126,18 +126,18 @@ func (p *Page) policy(ctx context.Context, v *view, q inspect.Query) policyView 
 		}
 	}
 	pv.bind()
-	for _, q := range pv.Queues {
-		queue := queueName(q.Queue)
+	for _, qs := range pv.Queues {
+		queue := queueName(qs.Queue)
 		switch {
-		case q.Queue == "" || q.Waiting == 0 || q.Served && pv.At.Sub(q.Asked) < askedWithin:
+		case qs.Queue == "" || qs.Waiting == 0 || qs.Served && pv.At.Sub(qs.Asked) < askedWithin:
 		case p.isPaused(ctx, queue):
 			pv.Status = status{Trouble: watch, Word: "Queue paused:", How: name(queue) + ", by asynq’s tools"}
 			return pv
-		case !q.Served:
+		case !qs.Served:
 			pv.NoServer, pv.Stuck = queue, true
 			pv.Status = status{Trouble: act, Word: "No server", How: "asks for queue " + name(queue)}
-			if !q.Asked.IsZero() && q.Asked.Year() > 1970 {
-				pv.Status.How += " since " + clock(q.Asked, pv.At)
+			if !qs.Asked.IsZero() && qs.Asked.Year() > 1970 {
+				pv.Status.How += " since " + clock(qs.Asked, pv.At)
 			}
 			return pv
 		}

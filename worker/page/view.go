@@ -289,9 +289,9 @@ func (v *view) strip(policies []policyView, servers []*asynq.ServerInfo) {
 		v.Strip = append(v.Strip, f)
 	}
 	if v.HasControl {
-		f, most := fact{Name: "Policies", Value: "none published"}, 1 // versions that processes may run
+		f, allowed := fact{Name: "Policies", Value: "none published"}, 1 // how many other policies are no trouble
 		if v.InForce.Version > 0 {
-			f.Value, most = "version "+number(v.InForce.Version), 0
+			f.Value, allowed = "version "+number(v.InForce.Version), 0
 		}
 		var others []string
 		for _, runs := range slices.Sorted(maps.Keys(v.processes)) {
@@ -299,7 +299,7 @@ func (v *view) strip(policies []policyView, servers []*asynq.ServerInfo) {
 				others = append(others, fmt.Sprintf("%d of the processes: %s", len(v.processes[runs]), runs))
 			}
 		}
-		if len(others) > most {
+		if len(others) > allowed {
 			f.Class, f.Note = "watch", strings.Join(others, "; ")
 		}
 		v.Strip = append(v.Strip, f)
@@ -360,7 +360,7 @@ func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 
 // tenants filters and sorts the tenants that are shown.
 func (c *chosenView) tenants(v view) {
-	is := map[string]func(tenantRow) bool{
+	matches := map[string]func(tenantRow) bool{
 		"starving":   func(r tenantRow) bool { return r.Status.Word == starves },
 		"paused":     func(r tenantRow) bool { return strings.HasPrefix(r.Status.Word, "Paused") },
 		"overridden": func(r tenantRow) bool { return strings.Contains(r.Status.How, "override") },
@@ -374,13 +374,13 @@ func (c *chosenView) tenants(v view) {
 	for _, key := range []string{"starving", "paused", "overridden", "full"} {
 		n := 0
 		for _, r := range rows {
-			if is[key](r) {
+			if matches[key](r) {
 				n++
 			}
 		}
 		c.Filters = append(c.Filters, filter{key, sentence(key), n})
 	}
-	only := is[v.Asked.Only]
+	only := matches[v.Asked.Only]
 	c.Rows = slices.DeleteFunc(rows, func(r tenantRow) bool { return only != nil && !only(r) })
 	slices.SortStableFunc(c.Rows, func(a, b tenantRow) int {
 		switch v.Asked.Sort {
@@ -437,7 +437,7 @@ func (p *Page) state(ctx context.Context, r inspect.Query, like string) (inspect
 	})
 }
 
-// Link returns the address of the page with other parameters, by pairs.
+// Link returns the address of the page with these parameters set, pairs of name and value, and the others as they are.
 func (q question) Link(pairs ...string) string {
 	query := url.Values{}
 	for key, value := range map[string]string{

@@ -69,7 +69,7 @@ func number(n int64) string {
 	return text
 }
 
-// clock writes a time, to the next second, in UTC, as the page says, with its date if that is not today's.
+// clock writes a time in UTC, as the page says, rounded up to a second, and with its date unless that is today's.
 func clock(at, now time.Time) string {
 	at, now = at.Add(time.Second-1).UTC(), now.UTC()
 	if at.Format(time.DateOnly) == now.Format(time.DateOnly) {

@@ -65,7 +65,7 @@ func (t *Tracing) Headers(ctx context.Context, _ *asynq.Task) map[string]string 
 
 // Middleware continues the trace that the task carries in the handler's context, and reports the task's
 // wait as a span of the trace. Give the handler that it returns to the server's Start or Run. For nil it
-// returns nil, which they refuse.
+// returns nil, which Start and Run refuse.
 //
 // The span has the name sluice.wait and the attributes sluice.policy, sluice.tenant, sluice.task_type, sluice.task_id
 // and sluice.queue. sluice.window names the window that delayed it in line, if one did. The span begins when the task was
@@ -94,7 +94,7 @@ func (t *Tracing) waited(ctx context.Context, task *asynq.Task, now time.Time) {
 	}
 	id, _ := asynq.GetTaskID(ctx)
 	queue, _ := asynq.GetQueueName(ctx)
-	text := func(key, value string) attribute.KeyValue { // of invalid text an exporter loses all spans that it sends together
+	text := func(key, value string) attribute.KeyValue { // with invalid text an exporter would lose all spans of one request
 		return attribute.String(key, strings.ToValidUTF8(value, "\uFFFD"))
 	}
 	attributes := []attribute.KeyValue{text("sluice.queue", queue), text("sluice.task_id", id), text("sluice.task_type", task.Type())}

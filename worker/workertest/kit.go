@@ -25,7 +25,7 @@ type kit struct {
 	throttletest.Memory
 	log     io.Writer
 	worker  *testhook.Client
-	looking atomic.Bool // a look is to come
+	looking atomic.Bool // a look is scheduled
 
 	heartbeat string               // the last heartbeat
 	looks     map[string]time.Time // the last look at a queue that found nothing, by the prefix of its keys
@@ -55,7 +55,7 @@ func (k *kit) look() {
 	}
 }
 
-// observe looks after decisions and changes of published policies.
+// observe calls look after a decision, and after a change of published policies.
 func (k *kit) observe(event any) {
 	switch e := event.(type) {
 	case throttle.Call:
@@ -67,7 +67,7 @@ func (k *kit) observe(event any) {
 	}
 }
 
-// Write writes to the log, and looks, as policies may have been replaced.
+// Write writes to the log, and calls look, as policies may have been replaced.
 func (k *kit) Write(entry []byte) (int, error) {
 	k.look()
 	return k.log.Write(entry)
@@ -87,7 +87,7 @@ func (k *kit) spare(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 	switch {
 	case look && (k.Exists(prefix+"pending") || k.Exists(prefix+"paused")):
 		delete(k.looks, prefix)
-	case look && args[0] == "evalsha" && time.Since(k.looks[prefix]) < time.Minute: // eval repeats one that found no script
+	case look && args[0] == "evalsha" && time.Since(k.looks[prefix]) < time.Minute: // an eval follows an evalsha that found no script
 		script.SetVal([]any{int64(0), []any{}, []any{}})
 		return nil
 	case look:

@@ -115,7 +115,7 @@ func (r *recorder) running() (only *Run) {
 	return only
 }
 
-// copies returns the runs of a task, or all for the ID "", as they are now, but none of the first n of all.
+// copies returns copies of the recorder's runs after its first n: the runs of one task, or of all for the ID "".
 func (r *recorder) copies(id string, n int) (runs []Run) {
 	defer r.lock()()
 	for _, run := range r.runs[n:] {

@@ -152,7 +152,7 @@ func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Hour)
 	defer cancel()
-	earlier := func() int { defer w.runs.lock()(); return len(w.runs.runs) }() // perhaps of the same ID
+	earlier := func() int { defer w.runs.lock()(); return len(w.runs.runs) }() // runs so far, perhaps some of the same ID
 	info, err := w.Client.EnqueueContext(ctx, task, opts...)
 	w.must(err)
 	for ctx.Err() == nil {

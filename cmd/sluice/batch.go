@@ -183,8 +183,8 @@ func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Fir
 	return f, err
 }
 
-// follow requests the verb's change, and shows how far it is, until it is done. It runs the scheduler meanwhile, as
-// perhaps none runs elsewhere.
+// follow requests the verb's change, and shows how far the firing is, until the change is done. It runs the scheduler
+// meanwhile, as perhaps none runs elsewhere.
 func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.Firing, verb batchVerb) error {
 	if verb.request != nil {
 		switch err := verb.request(s, ctx, f); {

@@ -81,7 +81,7 @@ func TestABatchIsRunAndWatched(t *testing.T) {
 		want(t, exitBadInput, "did not fire then: its newest firings are "+status.Tick.Format(time.RFC3339)+"\n")
 
 	ctx, interrupt := context.WithCancel(t.Context())
-	ran := make(chan ending)
+	ran := make(chan runResult)
 	go func() {
 		ran <- runMain(ctx, "", "batch", "--policies", d.path("policies.yml"), "--redis", "redis://"+d.addr, "run", "--batch", "large")
 	}()

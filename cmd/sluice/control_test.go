@@ -30,13 +30,13 @@ func TestOperatorsChangeWhatIsInForce(t *testing.T) {
 	t.Parallel()
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		d := newWorkspace(t, controlled, "")
-		run := func(args ...string) ending {
+		run := func(args ...string) runResult {
 			return runMain(t.Context(), "", append(args, "--redis", "redis://"+client.Options().Addr, "--by", "anna")...)
 		}
-		look := func(args ...string) ending {
+		look := func(args ...string) runResult {
 			return runMain(t.Context(), "", append(args, "--redis", "redis://"+client.Options().Addr)...)
 		}
-		says := func(e ending, stdout string) {
+		says := func(e runResult, stdout string) {
 			t.Helper()
 			e.want(t, exitDone).says(t, stdout)
 		}

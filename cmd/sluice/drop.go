@@ -106,8 +106,8 @@ func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dr
 	}
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
 	queues, err := inspector.Queues()
-	for _, name := range slices.Sorted(slices.Values(queues)) {
-		if waiting[name] == 0 { // tickets of other queues are not of asynq's tasks
+	for _, name := range slices.Sorted(slices.Values(queues)) { // tickets of other queues are for no task of asynq's
+		if waiting[name] == 0 {
 			continue
 		}
 		info, err := inspector.GetQueueInfo(name)
@@ -135,7 +135,7 @@ func (d dropReport) warn(m *Main) {
 	}
 }
 
-// drop archives or deletes the tasks, shows how far it is, and returns their number. All is the number in the preview.
+// drop archives or deletes the tasks, shows its progress, and returns their number. `all` is the preview's number.
 func (c *ControlCommand) drop(ctx context.Context, f *fleet, verb string, all int64) (n int, err error) {
 	if err := c.record(ctx, f, control.Dropped, fmt.Sprintf("%s %s", verb, count(all, "waiting task"))); err != nil {
 		return 0, err

@@ -29,7 +29,7 @@ func (m *Main) loadPolicies(name string) (policies []throttle.Policy, err error)
 	return policies, nil
 }
 
-// loadBatches returns the batches of a policy file, too, and what messages call it. Its errors are inputErrors.
+// loadBatches returns the policies and batches of a policy file, and its name for messages. Its errors are inputErrors.
 func (m *Main) loadBatches(file string) (name string, policies []throttle.Policy, batches []batch.Batch, err error) {
 	name, data, err := m.readPolicyFile(file)
 	if err == nil {
@@ -42,7 +42,7 @@ func (m *Main) loadBatches(file string) (name string, policies []throttle.Policy
 }
 
 // readPolicyFile reads a policy file, or stdin if its name is "-", and replaces references to environment variables,
-// except on lines that are a comment. Messages call the file by the name that it returns.
+// except on lines that are a comment. `shown` is the file's name for messages.
 func (m *Main) readPolicyFile(name string) (shown string, data []byte, err error) {
 	if name == "-" {
 		name = "stdin"
@@ -98,7 +98,7 @@ func (c *RunCommand) readHeaders() ([]jobs.Header, error) {
 	return headers, nil
 }
 
-// name returns a name of the jobs file that no other file has. It does not depend on the working directory.
+// name returns a name for the jobs file that no other file gets. The name does not depend on the working directory.
 func (c *RunCommand) name() string {
 	if c.Jobs == "-" {
 		return "stdin"

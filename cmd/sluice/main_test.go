@@ -24,8 +24,8 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 )
 
-// An ending is all that a run of the program left behind, its files aside.
-type ending struct {
+// A runResult is all that a run of the program left behind, its files aside.
+type runResult struct {
 	code           int
 	stdout, stderr string
 }
@@ -54,20 +54,20 @@ func (o *commandOutput) String() string {
 }
 
 // runMain runs the program in this process.
-func runMain(ctx context.Context, stdin string, args ...string) ending {
+func runMain(ctx context.Context, stdin string, args ...string) runResult {
 	return runIn(ctx, noEnv, stdin, args...)
 }
 
 // runWith is runMain in an environment: names and values in turn.
-func runWith(ctx context.Context, env []string, args ...string) ending {
+func runWith(ctx context.Context, env []string, args ...string) runResult {
 	return runIn(ctx, environment(env...), "", args...)
 }
 
-func runIn(ctx context.Context, env environ.Lookup, stdin string, args ...string) ending {
+func runIn(ctx context.Context, env environ.Lookup, stdin string, args ...string) runResult {
 	var stdout, stderr commandOutput
 	m := &Main{Env: env, Stdin: strings.NewReader(stdin), Stdout: &stdout, Stderr: &stderr}
 	code := m.Run(ctx, args)
-	return ending{code, stdout.String(), stderr.String()}
+	return runResult{code, stdout.String(), stderr.String()}
 }
 
 func environment(pairs ...string) environ.Lookup {
@@ -84,7 +84,7 @@ func environment(pairs ...string) environ.Lookup {
 var noEnv = environment()
 
 // want fails unless the run ended with the code, and stderr has the texts.
-func (e ending) want(t *testing.T, code int, stderr ...string) ending {
+func (e runResult) want(t *testing.T, code int, stderr ...string) runResult {
 	t.Helper()
 	require(t, e.code == code, "exit code", e.code, "want", code, "stderr", e.stderr)
 	for _, text := range stderr {
@@ -94,7 +94,7 @@ func (e ending) want(t *testing.T, code int, stderr ...string) ending {
 }
 
 // says fails unless stdout has the texts, with or without the padding of its tables.
-func (e ending) says(t *testing.T, stdout ...string) ending {
+func (e runResult) says(t *testing.T, stdout ...string) runResult {
 	t.Helper()
 	for _, text := range stdout {
 		that(t, strings.Contains(e.stdout, text) || strings.Contains(columns(e.stdout), text), text, "is not in", e.stdout)
@@ -103,7 +103,7 @@ func (e ending) says(t *testing.T, stdout ...string) ending {
 }
 
 // decoded is stdout, which is JSON.
-func decoded[V any](t *testing.T, e ending) (v V) {
+func decoded[V any](t *testing.T, e runResult) (v V) {
 	t.Helper()
 	require(t, json.Unmarshal([]byte(e.stdout), &v) == nil, "no JSON:", e.stdout)
 	return v

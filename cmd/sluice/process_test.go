@@ -41,7 +41,7 @@ policies:
 `
 	// stop runs the program until some results are there, and signals it. It returns jobs that were called without
 	// result.
-	stop := func(t *testing.T, r *remote, d workspace, signal os.Signal, args []string) (underWay map[string]bool, e ending) {
+	stop := func(t *testing.T, r *remote, d workspace, signal os.Signal, args []string) (underWay map[string]bool, e runResult) {
 		cmd := program(args...)
 		var stdout, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -68,7 +68,7 @@ policies:
 		for id := range r.calls {
 			underWay[id] = !bytes.Contains(out, []byte(`"id":"`+id+`",`))
 		}
-		return underWay, ending{exit.ExitCode(), stdout.String(), stderr.String()}
+		return underWay, runResult{exit.ExitCode(), stdout.String(), stderr.String()}
 	}
 
 	t.Run("killed", func(t *testing.T) {

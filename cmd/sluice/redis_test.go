@@ -30,7 +30,7 @@ const password = "p@ss/w0rd:?#%"
 const passwordInURL = "p%40ss%2Fw0rd%3A%3F%23%25"
 
 // ran holds if two jobs were called, and their windows are in that Redis.
-func ran(t *testing.T, d workspace, e ending, client redis.Cmdable) {
+func ran(t *testing.T, d workspace, e runResult, client redis.Cmdable) {
 	t.Helper()
 	e.want(t, exitDone, "2 jobs: 2 succeeded")
 	keys, err := client.Keys(t.Context(), "sluice:{api}:*").Result()

@@ -22,10 +22,10 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err := c.validate(); err != nil {
 		return usageError{err}
 	}
-	switch _, kept, err := c.address(c.Env); {
+	switch _, given, err := c.address(c.Env); {
 	case err != nil:
 		return err
-	case kept && c.Out == "" && !c.DryRun:
+	case given && c.Out == "" && !c.DryRun:
 		return badUsage("--out is missing: with a Redis that outlives this run it must say which jobs are done")
 	}
 	progress := drain.NewProgress(c.Stderr, 5*time.Second)

@@ -143,18 +143,18 @@ func (c *SimulateCommand) print(s simulated) {
 	if len(now.Tenants) == 0 {
 		return
 	}
-	after := map[string]inspect.Finish{}
+	thenOf := map[string]inspect.Finish{}
 	for _, t := range then.Tenants {
-		after[t.Tenant] = t
+		thenOf[t.Tenant] = t
 	}
 	t := show.NewTable(c.Stdout, "TENANT", "WAITING", "ALL STARTED NOW", "THEN", "")
 	for _, tenant := range now.Tenants[:min(len(now.Tenants), c.Tenants)] {
-		other := after[tenant.Tenant]
+		finish := thenOf[tenant.Tenant]
 		note := ""
-		if other.NeverFits != "" {
-			note = "some never fit window " + other.NeverFits
+		if finish.NeverFits != "" {
+			note = "some never fit window " + finish.NeverFits
 		}
-		t.Row(tenant.Tenant, tenant.Count, finishText(tenant, now.At), finishText(other, then.At), note)
+		t.Row(tenant.Tenant, tenant.Count, finishText(tenant, now.At), finishText(finish, then.At), note)
 	}
 	t.Flush()
 	if more := len(now.Tenants) - c.Tenants; more > 0 {

@@ -86,7 +86,7 @@ func (c *StatusCommand) run(ctx context.Context, f *fleet, cmd *cli.Command) err
 	}
 }
 
-// showOnce shows the state of one policy, or of each if it is "", for one tenant, or for all that wait if it is "".
+// showOnce shows one policy, or each policy if its name is "", with one tenant, or all that wait if its name is "".
 func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant string) error {
 	policies := inspect.Of(f.limiter).Policies()
 	if policy != "" {
@@ -147,7 +147,7 @@ func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant stri
 	s.Tenants = append([]inspect.State{}, s.Tenants[:min(len(s.Tenants), c.Tenants)]...) // in JSON no null
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
 	for _, q := range s.Queues {
-		if info, err := inspector.GetQueueInfo(queueOf(q.Queue)); err == nil && info.Paused { // an error: it is not asynq's
+		if info, err := inspector.GetQueueInfo(queueOf(q.Queue)); err == nil && info.Paused { // an error: the queue is not asynq's
 			s.PausedQueues = append(s.PausedQueues, q.Queue)
 		}
 	}

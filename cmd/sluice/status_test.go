@@ -62,11 +62,11 @@ func (d liveWorkspace) reserves(t *testing.T, tenant, ticket string) throttle.De
 }
 
 // look runs the program without a policy file.
-func (d liveWorkspace) look(args ...string) ending {
+func (d liveWorkspace) look(args ...string) runResult {
 	return runMain(d.t.Context(), "", append(args, "--redis", "redis://"+d.addr)...)
 }
 
-func (d liveWorkspace) run(t *testing.T, command string, args ...string) ending {
+func (d liveWorkspace) run(t *testing.T, command string, args ...string) runResult {
 	flags := []string{command, "--policies", d.path("policies.yml"), "--redis", "redis://" + d.addr}
 	return runMain(t.Context(), "", append(flags, args...)...)
 }

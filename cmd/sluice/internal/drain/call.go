@@ -59,7 +59,7 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 	}
 }
 
-// noteRefusal notes that the upstream refused the job's call. It returns an error if it has refused it for too long.
+// noteRefusal notes that the upstream refused the job's call. It returns an error if calls were refused for too long.
 func (w *work) noteRefusal(retryIn time.Duration, cause error) error {
 	now := time.Now()
 	if w.refusedSince.IsZero() {

@@ -36,7 +36,7 @@ type Drain struct {
 	begun   time.Time
 	slots   chan struct{}  // has a value for each call that may begin
 	stop    func(error)    // ends the drain, for the reason given
-	working sync.WaitGroup // of all goroutines of a Run
+	running sync.WaitGroup // all goroutines of a Run
 
 	mu     sync.Mutex
 	counts Counts
@@ -85,12 +85,11 @@ var errDone = errors.New("all jobs are done")
 // calls under way have ended, or were stopped.
 func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	start := time.Now()
-	working, stop := context.WithCancelCause(ctx)
+	beginning, stop := context.WithCancelCause(ctx) // ends when no more calls begin
 	d.stop = stop
-	// Calls under way outlive working.
-	calls, abort := context.WithCancel(context.WithoutCancel(ctx))
+	calls, abort := context.WithCancel(context.WithoutCancel(ctx)) // for calls under way, which may end later
 	defer abort()
-	defer context.AfterFunc(working, func() { time.AfterFunc(shutdownTimeout, abort) })()
+	defer context.AfterFunc(beginning, func() { time.AfterFunc(shutdownTimeout, abort) })()
 	flows, err := d.prepare(ctx)
 	if err != nil {
 		return Summary{}, err
@@ -99,16 +98,16 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	if counts.Done() < counts.Jobs {
 		d.Progress.Begin(counts)
 		for _, flow := range flows {
-			d.working.Go(func() { d.serve(working, calls, flow) })
+			d.running.Go(func() { d.serve(beginning, calls, flow) })
 		}
-		for working.Err() == nil {
+		for beginning.Err() == nil {
 			d.Progress.Show(d.Counts())
-			sleep(working, showEvery)
+			sleep(beginning, showEvery)
 		}
 		if ctx.Err() != nil {
 			d.Progress.Say("stopping: calls under way have %v to end", shutdownTimeout)
 		}
-		d.working.Wait()
+		d.running.Wait()
 		d.Progress.End(d.Counts())
 	}
 	took := time.Since(start).Round(time.Millisecond).Seconds()
@@ -116,7 +115,7 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	if s.Done() == s.Jobs {
 		return s, d.Client.Del(calls, d.begunKey()).Err()
 	}
-	return s, context.Cause(working)
+	return s, context.Cause(beginning)
 }
 
 // prepare returns the work that is left, by policy and tenant, in the order of Jobs. It ends jobs whose last try began
@@ -195,7 +194,7 @@ func (d *Drain) Counts() Counts {
 	return d.counts
 }
 
-// end writes the result of a job. It failed if there is an error.
+// end writes the result of a job. The job failed if there is an error.
 func (d *Drain) end(w *work, failed error) {
 	if failed != nil {
 		w.result.Error = failed.Error()

@@ -18,7 +18,7 @@ const (
 func (d *Drain) serve(ctx, calls context.Context, flow []*work) {
 	for _, w := range flow {
 		if grant, ok := d.granted(ctx, calls, w); ok {
-			d.working.Go(func() { d.call(ctx, calls, w, grant) })
+			d.running.Go(func() { d.call(ctx, calls, w, grant) })
 		}
 	}
 }
@@ -38,14 +38,14 @@ func (d *Drain) granted(ctx, calls context.Context, w *work) (grant throttle.Dec
 		case err != nil:
 			return grant, false
 		}
-		at := time.Now()
+		grantedAt := time.Now()
 		select {
 		case <-d.slots:
 		case <-ctx.Done():
 			_, _ = grant.Reservation.Cancel(calls)
 			return grant, false
 		}
-		if time.Since(at) <= startWithin {
+		if time.Since(grantedAt) <= startWithin {
 			return grant, true
 		}
 		// The windows count the units from the time of the grant, so the upstream could get too many calls.
@@ -62,7 +62,7 @@ func (d *Drain) granted(ctx, calls context.Context, w *work) (grant throttle.Dec
 
 // again puts a job back in its line after a delay.
 func (d *Drain) again(ctx, calls context.Context, w *work, after time.Duration) {
-	d.working.Go(func() {
+	d.running.Go(func() {
 		sleep(ctx, after)
 		d.serve(ctx, calls, []*work{w})
 	})

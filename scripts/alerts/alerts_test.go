@@ -26,7 +26,7 @@ var scenarios = map[string][]expected{
 	"workers":  {{`SluiceNoServer{job="workers", policy="api", queue="default"}`, time.Minute, time.Hour}},
 }
 
-// A told is what metrics and alerts tell of a step of scripts/drill. The page's words are there.
+// A told is what metrics and alerts tell of a step of scripts/drill, which has what the page tells.
 type told struct {
 	metrics []string // expressions of which each has a result, at some time of the step
 	alerts  []string // that fire within two minutes of the step's begin, and end after it
@@ -74,21 +74,21 @@ var steps = map[string]told{
 	"all is well":                    {metrics: []string{`min(sluice_redis_up) == 1`, `max(sluice_waiting) == 0`}},
 }
 
-// A span is a step as it was recorded.
-type span struct {
+// A recordedStep is a step as it was recorded.
+type recordedStep struct {
 	told
 	name     string
 	from, to time.Time
 }
 
-// spans returns the steps of a recording, which has a scrape of nothing for each.
-func (r recording) spans() (all []span) {
+// steps returns the steps of a recording.
+func (r recording) steps() (all []recordedStep) {
 	for _, mark := range r {
 		if step, ok := steps[mark.instance]; ok {
 			if len(all) > 0 {
 				all[len(all)-1].to = mark.at
 			}
-			all = append(all, span{step, mark.instance, mark.at, r[len(r)-1].at})
+			all = append(all, recordedStep{step, mark.instance, mark.at, r[len(r)-1].at})
 		}
 	}
 	return all
@@ -96,7 +96,7 @@ func (r recording) spans() (all []span) {
 
 // alerts returns what has to fire.
 func (r recording) alerts() (all []expected) {
-	for _, step := range r.spans() {
+	for _, step := range r.steps() {
 		for _, alert := range step.alerts {
 			all = append(all, expected{alert, step.from.Sub(r[0].at), step.to.Sub(r[0].at)})
 		}
@@ -108,11 +108,11 @@ func (r recording) alerts() (all []expected) {
 func TestMetricsTellTheDrill(t *testing.T) {
 	t.Parallel()
 	all := load(t, "testdata/drill.gz")
-	data, spans := all.store(t), all.spans()
-	if len(spans) != len(steps) {
-		t.Errorf("%d steps are recorded, want %d", len(spans), len(steps))
+	data, recorded := all.store(t), all.steps()
+	if len(recorded) != len(steps) {
+		t.Errorf("%d steps are recorded, want %d", len(recorded), len(steps))
 	}
-	for _, step := range spans {
+	for _, step := range recorded {
 		for _, expr := range step.metrics {
 			holds := false
 			for at := step.from; at.Before(step.to) && !holds; at = at.Add(5 * s) {

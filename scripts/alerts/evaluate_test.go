@@ -54,7 +54,7 @@ func got[V any](v V, err error) func(*testing.T) V {
 	}
 }
 
-// A scrape is what one process answered, or nothing if it did not.
+// A scrape is what one process answered, or nothing if it did not. A step's name as instance marks the step's begin.
 type scrape struct {
 	at       time.Time
 	instance string
@@ -101,31 +101,31 @@ func (r recording) every(interval, phase time.Duration) (kept recording) {
 	return kept
 }
 
-// A point is a sample of a series.
-type point struct {
+// A floatSample is a chunks.Sample of a number.
+type floatSample struct {
 	t int64
 	v float64
 }
 
-func (p point) T() int64                      { return p.t }
-func (p point) ST() int64                     { return 0 }
-func (p point) F() float64                    { return p.v }
-func (p point) H() *histogram.Histogram       { return nil }
-func (p point) FH() *histogram.FloatHistogram { return nil }
-func (p point) Type() chunkenc.ValueType      { return chunkenc.ValFloat }
-func (p point) Copy() chunks.Sample           { return p }
+func (f floatSample) T() int64                      { return f.t }
+func (f floatSample) ST() int64                     { return 0 }
+func (f floatSample) F() float64                    { return f.v }
+func (f floatSample) H() *histogram.Histogram       { return nil }
+func (f floatSample) FH() *histogram.FloatHistogram { return nil }
+func (f floatSample) Type() chunkenc.ValueType      { return chunkenc.ValFloat }
+func (f floatSample) Copy() chunks.Sample           { return f }
 
 // A store keeps the series of a recording as Prometheus would.
 type store map[string]*stored
 
 type stored struct {
-	labels labels.Labels
-	points []chunks.Sample
+	labels  labels.Labels
+	samples []chunks.Sample
 }
 
 func (r recording) store(t *testing.T) store {
 	t.Helper()
-	all, before := store{}, map[string]map[string]float64{}
+	all, previous := store{}, map[string]map[string]float64{} // by instance: its previous scrape
 	for _, s := range r {
 		add := func(name string, v float64) {
 			key := name + " " + s.instance
@@ -135,17 +135,17 @@ func (r recording) store(t *testing.T) store {
 				b.Set("job", "workers")
 				all[key] = &stored{labels: b.Labels()}
 			}
-			all[key].points = append(all[key].points, point{s.at.UnixMilli(), v})
+			all[key].samples = append(all[key].samples, floatSample{s.at.UnixMilli(), v})
 		}
 		for name, v := range s.series {
 			add(name, v)
 		}
-		for name := range before[s.instance] {
+		for name := range previous[s.instance] {
 			if _, still := s.series[name]; !still {
 				add(name, math.Float64frombits(value.StaleNaN))
 			}
 		}
-		before[s.instance] = s.series
+		previous[s.instance] = s.series
 	}
 	return all
 }
@@ -153,25 +153,25 @@ func (r recording) store(t *testing.T) store {
 // Querier is for the engine.
 func (s store) Querier(int64, int64) (storage.Querier, error) {
 	return &storage.MockQuerier{SelectMockFunction: func(_ bool, _ *storage.SelectHints, ms ...*labels.Matcher) storage.SeriesSet {
-		set := &set{}
+		found := &seriesSet{}
 		for _, one := range s {
 			if !slices.ContainsFunc(ms, func(m *labels.Matcher) bool { return !m.Matches(one.labels.Get(m.Name)) }) {
-				set.all = append(set.all, storage.NewListSeries(one.labels, one.points))
+				found.all = append(found.all, storage.NewListSeries(one.labels, one.samples))
 			}
 		}
-		return set
+		return found
 	}}, nil
 }
 
-type set struct {
+type seriesSet struct { // a storage.SeriesSet
 	all  []storage.Series
 	next int
 }
 
-func (s *set) Next() bool                        { s.next++; return s.next <= len(s.all) }
-func (s *set) At() storage.Series                { return s.all[s.next-1] }
-func (s *set) Err() error                        { return nil }
-func (s *set) Warnings() annotations.Annotations { return nil }
+func (s *seriesSet) Next() bool                        { s.next++; return s.next <= len(s.all) }
+func (s *seriesSet) At() storage.Series                { return s.all[s.next-1] }
+func (s *seriesSet) Err() error                        { return nil }
+func (s *seriesSet) Warnings() annotations.Annotations { return nil }
 
 // A firing is an alert, from when it fired until it no longer did.
 type firing struct {

@@ -20,7 +20,7 @@ var bullMQ []byte
 // caseBullMQ: a queue for Node with one fixed window for all jobs, in turn with plain asynq.
 func caseBullMQ(ctx context.Context, o scenarioOptions) []figure {
 	dir := must(os.MkdirTemp("", "sluice-bench-"))
-	o.atEnd(func() { os.RemoveAll(dir) })
+	o.cleanup(func() { os.RemoveAll(dir) })
 	check(os.WriteFile(filepath.Join(dir, "bullmq.mjs"), bullMQ, 0o600))
 	install := exec.CommandContext(ctx, "npm", "install", "--prefix", dir, "bullmq@6.7.0", "ioredis@6.0.0")
 	if text, err := install.CombinedOutput(); err != nil {

@@ -31,8 +31,8 @@ func (c curve) svg(w io.Writer) error {
 	for _, p := range c.Points {
 		most = max(most, p.Y)
 	}
-	step := niceStep(most / 4)
-	top := step * math.Max(1, math.Ceil(most/step))
+	spacing := niceSpacing(most / 4) // of the lines of the grid
+	top := spacing * math.Max(1, math.Ceil(most/spacing))
 	first, last := math.Log(c.Points[0].X), math.Log(c.Points[len(c.Points)-1].X)
 	x := func(v float64) float64 {
 		return fieldLeft + (fieldRight-fieldLeft)*(math.Log(v)-first)/max(last-first, 1e-9)
@@ -50,8 +50,8 @@ func (c curve) svg(w io.Writer) error {
 	draw(`<rect width="%d" height="%d" fill="#ffffff"/>`, chartWidth, chartHeight)
 	text(fieldLeft, 20, "start", 14, c.Title)
 	text(fieldLeft, 38, "start", 11, c.Y)
-	for i := 0; float64(i)*step <= top*1.001; i++ {
-		v := float64(i) * step
+	for i := 0; float64(i)*spacing <= top*1.001; i++ {
+		v := float64(i) * spacing
 		draw(`<line x1="%d" y1="%.1f" x2="%d" y2="%.1f" stroke="%s"/>`, fieldLeft, y(v), fieldRight, y(v), chartY)
 		text(fieldLeft-6, y(v)+4, "end", 11, shortNumber(v))
 	}
@@ -71,8 +71,8 @@ func (c curve) svg(w io.Writer) error {
 	return err
 }
 
-// niceStep returns the next 1, 2 or 5 times a power of ten.
-func niceStep(least float64) float64 {
+// niceSpacing returns the next 1, 2 or 5 times a power of ten.
+func niceSpacing(least float64) float64 {
 	if least <= 0 {
 		return 1
 	}

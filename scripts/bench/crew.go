@@ -40,7 +40,7 @@ type shift struct {
 }
 
 // start starts the servers, each with connections and a limiter of its own.
-func (s *shift) start(c crew, addr string, j *journal) {
+func (s *shift) start(c crew, addr string, j *startLog) {
 	for i := range cmp.Or(c.servers, 1) {
 		if c.policy == nil {
 			s.startPlain(c, i, addr, j)
@@ -64,7 +64,7 @@ func (c crew) config() asynq.Config {
 	return asynq.Config{Concurrency: c.slots, LogLevel: asynq.FatalLevel, Queues: c.queues}
 }
 
-func (s *shift) startPlain(c crew, server int, addr string, j *journal) {
+func (s *shift) startPlain(c crew, server int, addr string, j *startLog) {
 	srv := asynq.NewServer(asynq.RedisClientOpt{Addr: addr}, c.config())
 	check(srv.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 		id, _ := asynq.GetTaskID(ctx)
@@ -75,7 +75,7 @@ func (s *shift) startPlain(c crew, server int, addr string, j *journal) {
 	s.ends = append(s.ends, srv.Shutdown)
 }
 
-func (s *shift) startThrottled(c crew, server int, addr string, j *journal) {
+func (s *shift) startThrottled(c crew, server int, addr string, j *startLog) {
 	client, limiter := newLimiter(addr, *c.policy)
 	calls := &callLog{}
 	client.AddHook(calls)

@@ -24,9 +24,9 @@ func TestMediansAreOfEachFigure(t *testing.T) {
 
 func TestAFailureEndsACase(t *testing.T) {
 	failed, ended := errors.New("failed"), ""
-	err := scenarioOptions{}.apart(func(o scenarioOptions) {
-		o.atEnd(func() { ended += "first" })
-		o.atEnd(func() { ended += "last, " })
+	err := scenarioOptions{}.withCleanups(func(o scenarioOptions) {
+		o.cleanup(func() { ended += "first" })
+		o.cleanup(func() { ended += "last, " })
 		inParallel(3, 2, func(int) { must(0, failed) })
 		t.Error("it went on")
 	})
@@ -85,10 +85,10 @@ func TestAGrantIsMatchedToItsCall(t *testing.T) {
 
 func TestWrongResultsAreNotMeasured(t *testing.T) {
 	starts := twoPerSecond()
-	err := honest(starts, len(starts), true)
+	err := eachRanOnce(starts, len(starts), true)
 	expect.That(t, err == nil, err)
-	expect.That(t, honest(starts[1:], len(starts), true) != nil, "a task that did not run went unnoticed")
-	expect.That(t, honest(append(starts, starts[0]), len(starts), true) != nil, "a task that ran twice went unnoticed")
+	expect.That(t, eachRanOnce(starts[1:], len(starts), true) != nil, "a task that did not run went unnoticed")
+	expect.That(t, eachRanOnce(append(starts, starts[0]), len(starts), true) != nil, "a task that ran twice went unnoticed")
 	starts[0].granted = time.Time{}
-	expect.That(t, honest(starts, len(starts), true) != nil, "a task without a grant went unnoticed")
+	expect.That(t, eachRanOnce(starts, len(starts), true) != nil, "a task without a grant went unnoticed")
 }

@@ -48,13 +48,13 @@ func (s *reserveTestbed) fullWindows(ctx context.Context, limits []int) (sides [
 	granted = make([]int, len(limits))
 	for i, limit := range limits {
 		window := throttle.Window{Name: "full", Limit: int64(limit), Period: fullPeriod}
-		take := ourReserve(s.askers, fmt.Sprint("full-", limit), window)
+		reserve := ourReserve(s.askers, fmt.Sprint("full-", limit), window)
 		tenants := max(1, fullGrants/limit)
 		cost := limit * tenants / fullGrants
 		next := 0
 		sides = append(sides, func() (n int) {
 			for end := time.Now().Add(slice); time.Now().Before(end); n++ {
-				if take(ctx, "tenant-"+strconv.Itoa(next%tenants), cost) {
+				if reserve(ctx, "tenant-"+strconv.Itoa(next%tenants), cost) {
 					granted[i]++
 				}
 				next++
@@ -67,9 +67,9 @@ func (s *reserveTestbed) fullWindows(ctx context.Context, limits []int) (sides [
 
 // fillWindows fills one window after the other: in the end the first windows have room again.
 func fillWindows(sides []func() int) {
-	for _, ask := range sides {
+	for _, act := range sides {
 		for begin := time.Now(); time.Since(begin) < fullPeriod; {
-			ask()
+			act()
 		}
 	}
 }

@@ -95,12 +95,12 @@ func growDecisions(
 	each := o.size(2_000, 10_000) / turns
 	var sides []func() int
 	for _, x := range xs {
-		take := ourReserve(s.askers, fmt.Sprint("growth-", x), windows(x)...)
+		reserve := ourReserve(s.askers, fmt.Sprint("growth-", x), windows(x)...)
 		next := 0
 		side := func() int {
 			for range each {
 				next++
-				take(ctx, "tenant-"+strconv.Itoa(next%tenants(x)), 1)
+				reserve(ctx, "tenant-"+strconv.Itoa(next%tenants(x)), 1)
 			}
 			return each
 		}
@@ -147,14 +147,14 @@ func growWaiting(ctx context.Context, o scenarioOptions) []point {
 	for _, x := range xs {
 		policies = append(policies, lineOf(strconv.Itoa(x)))
 	}
-	joins := s.newJoins(policies...)
+	joiner := s.newJoiner(policies...)
 	each := 2 // so that the shortest line stays short
 	var sides []func() int
 	for _, x := range xs {
 		name := strconv.Itoa(x)
 		o.say("%s join", name)
-		joins.many(ctx, name, x)
-		sides = append(sides, func() int { joins.one(ctx, name, each); return each })
+		joiner.inBulk(ctx, name, x)
+		sides = append(sides, func() int { joiner.oneByOne(ctx, name, each); return each })
 	}
 	return s.inRounds(ctx, xs, sides)
 }

@@ -23,7 +23,7 @@ func caseIdleSystem(ctx context.Context, o scenarioOptions) []figure {
 		s.clear(ctx)
 		n := o.size(15, 60)
 		enqueued := make(map[string]time.Time, n)
-		j := newJournal(n)
+		j := newStartLog(n)
 		policy := twenty()
 		var shift shift
 		defer shift.end()
@@ -60,9 +60,9 @@ func caseIdleServer(ctx context.Context, o scenarioOptions) []figure {
 	for i, c := range crews {
 		s := newTestbed(o)
 		testbeds[i] = s
-		j := newJournal(1)
+		j := newStartLog(1)
 		var shift shift
-		o.atEnd(shift.end)
+		o.cleanup(shift.end)
 		shift.start(c, s.addr(), j)
 		s.withPlainClient(func(client *asynq.Client) { oneByOne(ctx, client, tasks(1, 1)) })
 		j.await(ctx, o.say)

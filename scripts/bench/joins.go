@@ -12,45 +12,45 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// joins makes tickets like those of a worker's tasks, for lines from which no server takes.
-type joins struct {
+// A joiner makes tickets like a worker's, for lines from which no server takes.
+type joiner struct {
 	limiter *throttle.Limiter
 	asynqID string
 }
 
-func (s *testbed) newJoins(policies ...throttle.Policy) *joins {
+func (s *testbed) newJoiner(policies ...throttle.Policy) *joiner {
 	client := redis.NewClient(&redis.Options{Addr: s.addr(), PoolSize: enqueuers})
-	s.o.atEnd(func() { client.Close() })
+	s.o.cleanup(func() { client.Close() })
 	limiter := must(throttle.New(throttle.Config{Client: client, Policies: policies}))
-	return &joins{limiter: limiter, asynqID: rand.Text()[:8]}
+	return &joiner{limiter: limiter, asynqID: rand.Text()[:8]}
 }
 
-// many joins tickets by hundreds a call, on several goroutines.
-func (j *joins) many(ctx context.Context, policy string, n int) {
+// inBulk joins tickets by hundreds a call, on several goroutines.
+func (j *joiner) inBulk(ctx context.Context, policy string, n int) {
 	inParallel((n+bulkSize-1)/bulkSize, enqueuers, func(i int) {
 		j.join(ctx, policy, min(bulkSize, n-i*bulkSize))
 	})
 }
 
 // fill joins tickets, logs its progress, and returns the CPU of Redis in microseconds.
-func (s *testbed) fill(ctx context.Context, j *joins, policy string, n int) (cpu float64) {
-	const step = 50_000
-	for from := 0; from < n; from += step {
+func (s *testbed) fill(ctx context.Context, j *joiner, policy string, n int) (cpu float64) {
+	const portion = 50_000
+	for from := 0; from < n; from += portion {
 		s.o.say("%d of %d wait", from, n)
-		_, spent := s.spent(ctx, func() { j.many(ctx, policy, min(step, n-from)) })
+		_, spent := s.spent(ctx, func() { j.inBulk(ctx, policy, min(portion, n-from)) })
 		cpu += spent
 	}
 	return cpu
 }
 
-// one joins tickets by one a call, one after the other.
-func (j *joins) one(ctx context.Context, policy string, n int) {
+// oneByOne joins tickets by one a call, one after the other.
+func (j *joiner) oneByOne(ctx context.Context, policy string, n int) {
 	for range n {
 		j.join(ctx, policy, 1)
 	}
 }
 
-func (j *joins) join(ctx context.Context, policy string, n int) {
+func (j *joiner) join(ctx context.Context, policy string, n int) {
 	requests := make([]throttle.Request, n)
 	for i := range requests {
 		requests[i] = throttle.Request{
@@ -74,7 +74,7 @@ func taskID() string {
 // takenNothing is the number of values in the reply of a take that found nothing.
 const takenNothing = 3
 
-// takeScript returns the SHA of the script that takes. It sees it when a limiter calls it.
+// takeScript returns the SHA of the script that takes, as seen when a limiter calls the script.
 func takeScript(ctx context.Context, addr string) string {
 	probe := throttle.Policy{Name: "probe", Windows: []throttle.Window{shared("any", 1, 1e9)}}
 	client, limiter := newLimiter(addr, probe)

@@ -105,12 +105,12 @@ func caseShapes(ctx context.Context, o scenarioOptions) []figure {
 		},
 	}
 	s := newReserveTestbed(ctx, o, 1)
-	var takes []reserveFunc
+	var reserves []reserveFunc
 	for i, windows := range shapes {
-		takes = append(takes, ourReserve(s.askers, fmt.Sprint("shape-", i), windows...))
+		reserves = append(reserves, ourReserve(s.askers, fmt.Sprint("shape-", i), windows...))
 	}
 	return medians(o.rounds, func(round int) []figure {
-		costs := s.compare(ctx, o.size(2_000, 8_000), 100, 1, takes...)
+		costs := s.compare(ctx, o.size(2_000, 8_000), 100, 1, reserves...)
 		two, scopes, five := costs[0], costs[1], costs[2]
 		o.say("round %d of %d: two windows %v; two scopes %v; five windows %v", round+1, o.rounds, two, scopes, five)
 		const cpu = ": Redis CPU a decision, beside two windows in one scope"
@@ -131,21 +131,21 @@ func newReserveTestbed(ctx context.Context, o scenarioOptions, connections int) 
 	s := newTestbed(o)
 	s.learnIdle(ctx, nil)
 	askers := redis.NewClient(&redis.Options{Addr: s.addr(), PoolSize: connections})
-	o.atEnd(func() { askers.Close() })
+	o.cleanup(func() { askers.Close() })
 	return &reserveTestbed{s, askers}
 }
 
 // compare calls each limiter n times, for tenants in turn. All calls must be granted.
-func (s *reserveTestbed) compare(ctx context.Context, n, tenants, goroutines int, takes ...reserveFunc) []cost {
+func (s *reserveTestbed) compare(ctx context.Context, n, tenants, goroutines int, reserves ...reserveFunc) []cost {
 	s.clear(ctx)
 	var sides []func() int
-	for _, take := range takes {
+	for _, reserve := range reserves {
 		asked := 0
 		sides = append(sides, func() int {
 			from := asked
 			asked += n / turns
 			inParallel(n/turns, goroutines, func(i int) {
-				if !take(ctx, "tenant-"+strconv.Itoa((from+i)%tenants), 1) {
+				if !reserve(ctx, "tenant-"+strconv.Itoa((from+i)%tenants), 1) {
 					fail("a call was denied, and all should fit")
 				}
 			})

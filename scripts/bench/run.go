@@ -37,7 +37,7 @@ func caseRun(
 }
 
 // caseRate: a backlog at a shared window and a window for each tenant. Its cost is compared with
-// plain asynq, which runs the same backlog as fast as it can, and as fast as the limit lets ours: a
+// plain asynq, which runs the same backlog as fast as it can, and then at the rate of our limit: a
 // server that is often idle pays more for a task.
 func caseRate(limit int, utilization float64, barred bool) runFunc {
 	return func(ctx context.Context, o scenarioOptions) []figure {
@@ -53,10 +53,10 @@ func caseRate(limit int, utilization float64, barred bool) runFunc {
 			paced := c.plain()
 			paced.work = time.Second * time.Duration(c.slots) / time.Duration(limit)
 			plain := s.drainPlain(ctx, c.plain(), tasks(n, tenants))
-			same := s.drainPlain(ctx, paced, tasks(n, tenants))
+			pacedPlain := s.drainPlain(ctx, paced, tasks(n, tenants))
 			ours := s.drainOurs(ctx, c, tasks(n, tenants))
-			o.say("round %d of %d: plain %v, at the same rate %v; ours %v", round+1, o.rounds, plain, same, ours)
-			cpu := figure{Name: "Redis CPU a task, beside plain asynq's", Value: ours.cpu / same.cpu}
+			o.say("round %d of %d: plain %v, at the same rate %v; ours %v", round+1, o.rounds, plain, pacedPlain, ours)
+			cpu := figure{Name: "Redis CPU a task, beside plain asynq's", Value: ours.cpu / pacedPlain.cpu}
 			if barred {
 				cpu.AtMost = new(1.4)
 			}

@@ -22,11 +22,11 @@ type server struct {
 // startServer starts a redis-server that stops when the case has ended.
 func startServer(o scenarioOptions) *server {
 	dir := must(os.MkdirTemp("", "sluice-bench-"))
-	o.atEnd(func() { os.RemoveAll(dir) })
+	o.cleanup(func() { os.RemoveAll(dir) })
 	process := must(servers.StartRedis(dir))
-	o.atEnd(process.Stop)
+	o.cleanup(process.Stop)
 	s := &server{redis.NewClient(&redis.Options{Addr: process.Addr}), process}
-	o.atEnd(func() { s.control.Close() })
+	o.cleanup(func() { s.control.Close() })
 	return s
 }
 

@@ -31,8 +31,8 @@ func caseServers(ctx context.Context, o scenarioOptions) []figure {
 	})
 }
 
-// caseBursts: the same beside a backlog that begins with all units free. Servers take these as fast
-// as they can, and so what fits a period later.
+// caseBursts: the same beside a backlog that begins with all units free. Servers take these units as
+// fast as they can, and again whatever fits a period later.
 func caseBursts(ctx context.Context, o scenarioOptions) []figure {
 	s := newTestbed(o)
 	take := takeScript(ctx, s.addr())
@@ -94,7 +94,7 @@ func (s *testbed) besideOneLine(ctx context.Context, servers, limit int, take st
 func (s *testbed) drainEvenly(ctx context.Context, c crew, all []*asynq.Task, r rate) *drainRun {
 	const wait = 5 * time.Millisecond
 	s.clear(ctx)
-	j := newJournal(len(all))
+	j := newStartLog(len(all))
 	var shift shift
 	defer shift.end()
 	shift.start(c, s.addr(), j)
@@ -110,6 +110,6 @@ func (s *testbed) drainEvenly(ctx context.Context, c crew, all []*asynq.Task, r 
 	s.awaitDone(ctx)
 	shift.end()
 	starts := j.starts()
-	check(honest(starts, len(all), true))
+	check(eachRanOnce(starts, len(all), true))
 	return &drainRun{calls: shift.calls, starts: starts, wakes: j.wakes()}
 }

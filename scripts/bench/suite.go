@@ -24,7 +24,7 @@ type scenario struct {
 type runFunc func(context.Context, scenarioOptions) []figure
 
 type scenarioOptions struct {
-	*endings
+	*cleanups
 	full    bool
 	rounds  int // of measurements that are compared; the median counts
 	say     func(format string, args ...any)
@@ -42,7 +42,7 @@ func (o scenarioOptions) size(short, full int) int {
 
 // measure returns the figures, and the error that ended the scenario.
 func (c scenario) measure(ctx context.Context, o scenarioOptions) (figures []figure, err error) {
-	err = o.apart(func(o scenarioOptions) { figures = c.run(ctx, o) })
+	err = o.withCleanups(func(o scenarioOptions) { figures = c.run(ctx, o) })
 	return figures, err
 }
 

@@ -35,15 +35,15 @@ func (s *testbed) clear(ctx context.Context) {
 	check(s.control.FlushAll(ctx).Err())
 }
 
-// learnIdle measures the idle CPU of Redis, with a plain crew that has nothing to do, or alone. It
-// is subtracted from both sides, so the further idle cost of our servers counts as theirs.
+// learnIdle measures the idle CPU of Redis, with a plain crew that has nothing to do, or without one.
+// This CPU is subtracted on both sides: what our servers cost beyond it while idle counts as theirs.
 func (s *testbed) learnIdle(ctx context.Context, c *crew) {
 	const settle, watch = 300 * time.Millisecond, 2 * time.Second
 	s.clear(ctx)
 	var shift shift
 	defer shift.end()
 	if c != nil {
-		shift.start(c.plain(), s.addr(), newJournal(0))
+		shift.start(c.plain(), s.addr(), newStartLog(0))
 	}
 	time.Sleep(settle)
 	s.idleCPU = 0
@@ -86,7 +86,7 @@ type drainRun struct {
 }
 
 func (s *testbed) drain(ctx context.Context, c crew, n int) *drainRun {
-	j := newJournal(n)
+	j := newStartLog(n)
 	runtime.GC()
 	var shift shift
 	defer shift.end()
@@ -97,12 +97,12 @@ func (s *testbed) drain(ctx context.Context, c crew, n int) *drainRun {
 	})
 	shift.end()
 	starts := j.starts()
-	check(honest(starts, n, c.policy != nil))
+	check(eachRanOnce(starts, n, c.policy != nil))
 	return &drainRun{shift.calls, cpu / float64(n), starts, j.wakes()}
 }
 
-// honest returns an error unless each task ran once, in a throttled crew by a grant of Redis.
-func honest(starts []start, n int, throttled bool) error {
+// eachRanOnce returns an error unless each task ran once, in a throttled crew by a grant of Redis.
+func eachRanOnce(starts []start, n int, throttled bool) error {
 	ids := make(map[string]bool, n)
 	for _, s := range starts {
 		if throttled && s.granted.IsZero() {

@@ -20,26 +20,26 @@ func caseWaiting(ctx context.Context, o scenarioOptions) []figure {
 	for i := range o.rounds * (turns + 1) {
 		policies = append(policies, lineOf("empty-"+strconv.Itoa(i)))
 	}
-	joins := s.newJoins(policies...)
+	joiner := s.newJoiner(policies...)
 
-	joins.many(ctx, "empty-0", 1) // loads the scripts
+	joiner.inBulk(ctx, "empty-0", 1) // loads the scripts
 	s.clear(ctx)
-	emptied := s.memory(ctx)
-	filling := s.fill(ctx, joins, "long", n)
-	after := s.memory(ctx)
+	emptyMemory := s.memory(ctx)
+	fillCPU := s.fill(ctx, joiner, "long", n)
+	filledMemory := s.memory(ctx)
 	opened := 0
 	each := o.size(50, 200)
 	figures := medians(o.rounds, func(round int) []figure {
-		long := func() int { joins.one(ctx, "long", each); return each }
-		empty := func() int { opened++; joins.one(ctx, policies[opened].Name, each); return each }
+		long := func() int { joiner.oneByOne(ctx, "long", each); return each }
+		empty := func() int { opened++; joiner.oneByOne(ctx, policies[opened].Name, each); return each }
 		costs := s.inTurns(ctx, empty, long)
 		o.say("round %d of %d: an empty line %v; a long one %v", round+1, o.rounds, costs[0], costs[1])
 		name := "a join behind " + strconv.Itoa(n) + ": Redis CPU, beside a join of an empty line"
 		return []figure{{Name: name, Value: costs[1].cpu / costs[0].cpu, AtMost: new(1.2)}}
 	})
 	return append(figures,
-		figure{Name: "memory of a ticket", Value: float64(after-emptied) / float64(n), Unit: "bytes", AtMost: new(300.)},
-		figure{Name: "Redis CPU a ticket, joined by hundreds", Value: filling / float64(n), Unit: "us"},
+		figure{Name: "memory of a ticket", Value: float64(filledMemory-emptyMemory) / float64(n), Unit: "bytes", AtMost: new(300.)},
+		figure{Name: "Redis CPU a ticket, joined by hundreds", Value: fillCPU / float64(n), Unit: "us"},
 	)
 }
 

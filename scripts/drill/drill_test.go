@@ -25,8 +25,8 @@ import (
 	"github.com/sluice-go/sluice/worker/page"
 )
 
-// A step of the drill, and what the page has to tell of it. For metrics and alerts see scripts/alerts.
-type step struct {
+// A drillStep is a step of the drill, and what the page has to tell of it. For metrics and alerts see scripts/alerts.
+type drillStep struct {
 	name  string
 	lasts time.Duration // at least, in the full drill; the brief one goes on when the page tells it
 	do    func(d *drill)
@@ -47,7 +47,7 @@ var (
 	saysDown = map[string]string{"": "Redis does not answer & No task is lost", "?policy=api": "Redis does not answer"}
 )
 
-var steps = []step{{
+var steps = []drillStep{{
 	name: "5,000 tasks of five tenants come", lasts: 30 * s,
 	do: func(d *drill) {
 		for _, tenant := range five {
@@ -145,7 +145,7 @@ func told(d *drill, full bool) {
 	for _, step := range steps {
 		d.Logf("%v: %s", time.Since(d.begun).Round(s/10), step.name)
 		d.mu.Lock()
-		d.scrapes = append(d.scrapes, scrape{at: time.Now(), instance: step.name})
+		d.recording = append(d.recording, scrape{at: time.Now(), instance: step.name})
 		d.mu.Unlock()
 		if step.do != nil {
 			step.do(d)
@@ -190,7 +190,7 @@ func told(d *drill, full bool) {
 }
 
 // missing returns what the page has not told of a step yet.
-func (d *drill) missing(step step, seen map[string]bool) (all []string) {
+func (d *drill) missing(step drillStep, seen map[string]bool) (all []string) {
 	for path, wants := range step.page {
 		text := d.page(path)
 		for want := range strings.SplitSeq(wants, " & ") {

@@ -51,10 +51,10 @@ type drill struct {
 	browser http.Client
 	url     string // of the page
 
-	mu       sync.Mutex
-	called   map[string]int  // the API, by task
-	enqueued map[string]bool // tasks of type api:call
-	scrapes  recording
+	mu        sync.Mutex
+	called    map[string]int  // the API, by task
+	enqueued  map[string]bool // tasks of type api:call
+	recording recording
 }
 
 // startRedis starts a redis-server that keeps its data, where the last one was.
@@ -115,7 +115,7 @@ func newDrill(t *testing.T, s setup, scrapeEvery time.Duration) *drill {
 				at := time.Now()
 				series := scraped(p.url, names)
 				d.mu.Lock()
-				d.scrapes = append(d.scrapes, scrape{at, p.name, series})
+				d.recording = append(d.recording, scrape{at, p.name, series})
 				d.mu.Unlock()
 				select {
 				case <-tick.C:
@@ -226,12 +226,12 @@ func TestRecord(t *testing.T) {
 			scenario.play(d)
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			d.scrapes.save(t, "../alerts/testdata/"+scenario.name+".gz")
+			d.recording.save(t, "../alerts/testdata/"+scenario.name+".gz")
 		})
 	}
 }
 
-// A scrape is what one process answered, or nothing if it did not.
+// A scrape is what one process answered, or nothing if it did not. A step's name as instance marks the step's begin.
 type scrape struct {
 	at       time.Time
 	instance string

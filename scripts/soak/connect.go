@@ -9,24 +9,24 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Clients connect to a server: a Redis, or one node that is a whole Redis Cluster. It is an
+// A redisOpt makes clients of a Redis, or of one node that is a whole Redis Cluster. It is an
 // asynq.RedisConnOpt.
-type server struct {
+type redisOpt struct {
 	addr    string
 	cluster bool
 }
 
-func (s server) MakeRedisClient() any { return s.client() }
+func (o redisOpt) MakeRedisClient() any { return o.client() }
 
-func (s server) client() redis.UniversalClient {
-	if !s.cluster {
-		return redis.NewClient(&redis.Options{Addr: s.addr})
+func (o redisOpt) client() redis.UniversalClient {
+	if !o.cluster {
+		return redis.NewClient(&redis.Options{Addr: o.addr})
 	}
 	return redis.NewClusterClient(&redis.ClusterOptions{
-		Addrs: []string{s.addr},
+		Addrs: []string{o.addr},
 		// The node tells its own address, not the proxy's.
 		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{{Start: 0, End: lastSlot, Nodes: []redis.ClusterNode{{Addr: s.addr}}}}, nil
+			return []redis.ClusterSlot{{Start: 0, End: lastSlot, Nodes: []redis.ClusterNode{{Addr: o.addr}}}}, nil
 		},
 	})
 }

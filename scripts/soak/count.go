@@ -13,15 +13,15 @@ import (
 
 // Evidence has all facts about one stack at the end.
 type evidence struct {
-	again      map[string]bool  // tasks whose enqueue was repeated after a lost reply
+	reenqueued map[string]bool  // tasks whose enqueue was repeated after a lost reply
 	charged    map[string]int64 // units in the ledger, by tenant
 	counts     map[string]int   // of faults and disruptions
 	denials    int
-	ends       map[string]ending            // what asynq has, by task
+	ends       map[string]endState          // what asynq has, by task
 	enqueued   map[string]bool              // tasks
 	excused    func(task string) []*attempt // attempts that a fault ended
 	takes      []take                       // tickets that workers took shortly before they were killed
-	disrupted  []disruptionEnd              // disruptions
+	disrupted  []disruptionEnd              // when recoveries began to count
 	jobs       []job
 	locks      []string       // tasks whose locks are held
 	lost       map[string]int // replies that were not delivered, by kind of call
@@ -34,8 +34,8 @@ type evidence struct {
 	windows    []throttle.Window
 }
 
-// An ending is how asynq keeps a task.
-type ending struct {
+// An endState is how asynq keeps a task.
+type endState struct {
 	state   asynq.TaskState
 	retried int
 }
@@ -53,7 +53,7 @@ type tally struct {
 
 	excess          int64           // the most of any window; below 0: never full
 	leaked          int64           // units charged without a run
-	leakedUnexcused int64           // of them, more than workers that were killed before their handlers began explain
+	leakedUnexcused int64           // of these, units that no worker killed before its handler began explains
 	uncharged       []string        // runs that the limiter did not count
 	late            []time.Duration // grants after the last expected start, of tasks that no fault hit
 	recoveries      []time.Duration
@@ -86,16 +86,16 @@ func count(e evidence) tally {
 func (t *tally) add(e evidence, j job, runs []run) {
 	excused := len(e.excused(j.ID))
 	end, found := e.ends[j.ID]
-	failures, succeeded, retried, earlier := 0, false, 0, 0
+	failures, succeeded, retried, earlierFailures := 0, false, 0, 0
 	for _, r := range runs {
-		retried, earlier = r.Retried, failures
+		retried, earlierFailures = r.Retried, failures
 		if !r.Ended.IsZero() && r.Failed {
 			failures++
 		}
 		succeeded = succeeded || !r.Ended.IsZero() && !r.Failed
 	}
 
-	burnt := retried - earlier
+	burnt := retried - earlierFailures
 	if found {
 		burnt = end.retried - failures
 	}
@@ -125,7 +125,7 @@ func (t *tally) add(e evidence, j job, runs []run) {
 	}
 	for i := range len(runs) - j.runs() {
 		t.duplicated = append(t.duplicated, j.ID)
-		if i >= excused && !e.again[j.ID] {
+		if i >= excused && !e.reenqueued[j.ID] {
 			t.duplicatedUnexcused = append(t.duplicatedUnexcused, j.ID)
 		}
 	}
@@ -152,15 +152,15 @@ func (t *tally) grants(e evidence, runs map[string][]run) {
 	}
 	t.leakedUnexcused = t.leaked
 	for _, j := range e.jobs {
-		for _, h := range e.excused(j.ID) {
-			ran := func(r run) bool { return r.Holder == h.Holder && !r.Begun.Before(h.At) }
-			if !h.Lost && !h.Taken && !slices.ContainsFunc(runs[j.ID], ran) {
+		for _, a := range e.excused(j.ID) {
+			ran := func(r run) bool { return r.Holder == a.Holder && !r.Begun.Before(a.At) }
+			if !a.Lost && !a.Taken && !slices.ContainsFunc(runs[j.ID], ran) {
 				t.leakedUnexcused--
 			}
 		}
 	}
-	for _, one := range e.takes {
-		if !slices.ContainsFunc(runs[one.Task], func(r run) bool { return r.Granted.Equal(one.Granted) }) {
+	for _, taken := range e.takes {
+		if !slices.ContainsFunc(runs[taken.Task], func(r run) bool { return r.Granted.Equal(taken.Granted) }) {
 			t.leakedUnexcused--
 		}
 	}

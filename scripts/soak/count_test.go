@@ -92,7 +92,7 @@ func TestWhatBecameOfTasksIsCounted(t *testing.T) {
 		state                asynq.TaskState
 		retried              int
 		excused              int
-		again                bool
+		reenqueued           bool
 		want                 string // the list that the task is in
 		burnt, burntAlone    int
 		doubled, doubleAlone int
@@ -117,7 +117,7 @@ func TestWhatBecameOfTasksIsCounted(t *testing.T) {
 		{name: "a retry burnt by a kill", maxRetry: 2, runs: "0k1s", excused: 1, want: "succeeded", burnt: 1, doubled: 1},
 		{name: "two, one of them by a kill", maxRetry: 3, runs: "0k2s", excused: 1, want: "succeeded", burnt: 2, burntAlone: 1, doubled: 1},
 		{name: "ran twice", runs: "0s0s", want: "succeeded", doubled: 1, doubleAlone: 1},
-		{name: "enqueued twice", runs: "0s0s", again: true, want: "succeeded", doubled: 1},
+		{name: "enqueued twice", runs: "0s0s", reenqueued: true, want: "succeeded", doubled: 1},
 		{name: "killed after a failure, which asynq then counts by itself", maxRetry: 2, fails: 1, runs: "0f1s",
 			excused: 1, want: "succeeded"},
 		{name: "kept, with a retry burnt", maxRetry: 2, retained: true, runs: "1s", state: asynq.TaskStateCompleted,
@@ -125,12 +125,12 @@ func TestWhatBecameOfTasksIsCounted(t *testing.T) {
 	} {
 		j := job{ID: "task", Tenant: "acme", MaxRetry: row.maxRetry, Fails: row.fails, Retained: row.retained}
 		e := evidence{
-			again: map[string]bool{"task": row.again}, ends: map[string]ending{}, enqueued: map[string]bool{"task": true},
+			reenqueued: map[string]bool{"task": row.reenqueued}, ends: map[string]endState{}, enqueued: map[string]bool{"task": true},
 			excused: func(string) []*attempt { return make([]*attempt, row.excused) },
 			jobs:    []job{j, {ID: "never enqueued"}}, runs: runsOf(row.runs),
 		}
 		if row.state != gone {
-			e.ends["task"] = ending{row.state, row.retried}
+			e.ends["task"] = endState{row.state, row.retried}
 		}
 		got := count(e)
 		in := ""
@@ -191,7 +191,7 @@ func TestAttemptsAreChargedOnce(t *testing.T) {
 func TestLocksThatAreLeftAreFound(t *testing.T) {
 	t.Parallel()
 	e := evidence{
-		ends: map[string]ending{"waits": {asynq.TaskStateScheduled, 0}}, enqueued: map[string]bool{"well": true, "waits": true},
+		ends: map[string]endState{"waits": {asynq.TaskStateScheduled, 0}}, enqueued: map[string]bool{"well": true, "waits": true},
 		excused: func(string) []*attempt { return nil }, jobs: []job{{ID: "well", Unique: true}, {ID: "waits", Unique: true}},
 		locks: []string{"well", "waits"}, runs: []run{{Task: "well", Begun: noon, Ended: after(time.Second)}},
 	}

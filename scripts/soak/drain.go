@@ -13,13 +13,13 @@ import (
 func (o options) awaitEnd(ctx context.Context, stacks []*stack, say *progress) error {
 	begin := time.Now()
 	for ticks := 1; time.Since(begin) < o.drain && ctx.Err() == nil; ticks++ {
-		all, tickets := []int{}, int64(0)
+		waiting, tickets := []int{}, int64(0)
 		for _, s := range stacks {
 			tasks, n, err := s.waiting(context.WithoutCancel(ctx))
 			if err != nil {
 				return err
 			}
-			all, tickets = append(all, tasks), tickets+n
+			waiting, tickets = append(waiting, tasks), tickets+n
 			if s.throttled {
 				if err := s.noteTicketless(context.WithoutCancel(ctx)); err != nil {
 					return err
@@ -31,11 +31,11 @@ func (o options) awaitEnd(ctx context.Context, stacks []*stack, say *progress) e
 				}
 			}
 		}
-		if all[0]+all[1] == 0 && tickets == 0 {
+		if waiting[0]+waiting[1] == 0 && tickets == 0 {
 			return nil
 		}
-		say.now("faults are off, %v of at most %v: %d tasks wait (%d in line), control %d",
-			time.Since(begin).Round(time.Second), o.drain, all[0], tickets, all[1])
+		say.update("faults are off, %v of at most %v: %d tasks wait (%d in line), control %d",
+			time.Since(begin).Round(time.Second), o.drain, waiting[0], tickets, waiting[1])
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
@@ -60,7 +60,7 @@ func (s *stack) waiting(ctx context.Context) (tasks int, tickets int64, err erro
 func (s *stack) noteTicketless(ctx context.Context) error {
 	const missing = 15 * time.Second
 	now := time.Now()
-	// Retries and tasks that the limiter could not decide come back before that.
+	// Retries, and tasks about which the limiter could not decide, are due sooner.
 	soon := strconv.FormatInt(now.Add(10*time.Second).Unix(), 10)
 	inLine, err := waitingTasks(ctx, s.redis)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 // evidence gathers what is known of a stack. It asks Redis directly, not through the proxy.
 func (s *stack) evidence(ctx context.Context) (evidence, error) {
 	e := evidence{
-		charged: map[string]int64{}, counts: map[string]int{}, ends: map[string]ending{},
+		charged: map[string]int64{}, counts: map[string]int{}, ends: map[string]endState{},
 		excused: s.witness.excused, pickUps: s.witness.pickUps(), takes: s.witness.killedTakes(),
 		disrupted: s.disrupted, jobs: s.jobs, runs: s.journal.copied(), stuck: s.stuck,
 		throttled: s.throttled, ticketless: s.ticketless, windows: soakPolicy().Windows,
@@ -25,7 +25,7 @@ func (s *stack) evidence(ctx context.Context) (evidence, error) {
 	}
 	s.mu.Unlock()
 	s.witness.mu.Lock()
-	e.again, e.lost = maps.Clone(s.witness.again), maps.Clone(s.witness.lost)
+	e.reenqueued, e.lost = maps.Clone(s.witness.reenqueued), maps.Clone(s.witness.lost)
 	for fate, n := range s.witness.faults {
 		e.counts[string(fate)] = n
 	}
@@ -40,7 +40,7 @@ func (s *stack) evidence(ctx context.Context) (evidence, error) {
 		case err != nil:
 			return e, err
 		default:
-			e.ends[id] = ending{info.State, info.Retried}
+			e.ends[id] = endState{info.State, info.Retried}
 		}
 	}
 	locks := s.redis.Scan(ctx, 0, "asynq:{"+queue+"}:unique:*", 1000).Iterator()

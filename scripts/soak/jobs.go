@@ -93,12 +93,12 @@ func makeJobs(seed uint64, length time.Duration) []job {
 				j.At += time.Duration(r.Int64N(int64(200 * time.Millisecond)))
 			}
 		}
-		at := r.IntN(100)
+		drawn := r.IntN(100)
 		for _, l := range load {
-			if j.Tenant = l.tenant; at < l.percent {
+			if j.Tenant = l.tenant; drawn < l.percent {
 				break
 			}
-			at -= l.percent
+			drawn -= l.percent
 		}
 		if r.Float64() < 0.2 {
 			j.MaxRetry = 0
@@ -154,22 +154,22 @@ func makeDisruptions(seed uint64, length, every time.Duration, workers int) []di
 	r := rand.New(rand.NewPCG(seed, 2))
 	var disruptions []disruption
 	for at := every; ; {
-		b := disruption{at: at, worker: r.IntN(workers)}
+		d := disruption{at: at, worker: r.IntN(workers)}
 		switch x := r.Float64(); {
 		case x < 0.5:
-			b.kind = kill
+			d.kind = kill
 		case x < 0.65:
-			b.kind = term
+			d.kind = term
 		case x < 0.85:
-			b.kind, b.lasts = stop, 200*time.Millisecond+time.Duration(r.Int64N(int64(1200*time.Millisecond)))
+			d.kind, d.lasts = stop, 200*time.Millisecond+time.Duration(r.Int64N(int64(1200*time.Millisecond)))
 		default:
-			b.kind = flush
+			d.kind = flush
 		}
-		if at+b.lasts > length-every/5 {
+		if at+d.lasts > length-every/5 {
 			return disruptions
 		}
-		disruptions = append(disruptions, b)
-		at += b.lasts + every/2 + time.Duration(r.Int64N(int64(every)))
+		disruptions = append(disruptions, d)
+		at += d.lasts + every/2 + time.Duration(r.Int64N(int64(every)))
 	}
 }
 

@@ -99,8 +99,8 @@ func (c *Calls) Start(s Started, v *Verdict) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	one := j.jobs[s.Task]
-	failures := failures(j.byTask[s.Task])
-	*v = Verdict{Run: len(j.runs), Work: one.Work, Fail: failures < one.Fails || one.archives(), Panic: one.Panics}
+	fails := failures(j.byTask[s.Task]) < one.Fails || one.archives()
+	*v = Verdict{Run: len(j.runs), Work: one.Work, Fail: fails, Panic: one.Panics}
 	r := &run{
 		Task: s.Task, Tenant: s.Tenant, Holder: s.Holder, Retried: s.Retried,
 		Granted: s.Granted, Expected: j.expected[s.Task], Begun: time.Now(),

@@ -113,16 +113,16 @@ func soak(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 1
 	}
 	logging.Disable() // connections break on purpose here
-	clear, err := o.run(ctx, dir, stdout, stderr)
+	allHold, err := o.run(ctx, dir, stdout, stderr)
 	if err != nil {
 		fmt.Fprintln(stderr, "soak:", err)
 	}
-	if err == nil && clear && !o.keep {
+	if err == nil && allHold && !o.keep {
 		os.RemoveAll(dir)
 		return 0
 	}
 	fmt.Fprintln(stderr, "soak: the logs of workers and Redis are in", dir)
-	if err == nil && clear {
+	if err == nil && allHold {
 		return 0
 	}
 	return 1

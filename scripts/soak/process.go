@@ -76,24 +76,24 @@ func (s *stack) endWorker(p *process, signal os.Signal) {
 }
 
 // disrupt makes a disruption, and returns when it is over.
-func (s *stack) disrupt(ctx context.Context, b disruption) error {
+func (s *stack) disrupt(ctx context.Context, d disruption) error {
 	s.disrupting.Lock()
 	defer s.disrupting.Unlock()
 	now := time.Now()
-	switch b.kind {
+	switch d.kind {
 	case kill, term:
 		signal := os.Signal(syscall.SIGTERM)
-		if b.kind == kill {
+		if d.kind == kill {
 			signal = os.Kill
 		}
-		p := s.workers[b.worker]
+		p := s.workers[d.worker]
 		s.endWorker(p, signal)
 		if err := s.startWorker(p); err != nil {
 			return err
 		}
 	case stop:
 		s.server.Process.Signal(syscall.SIGSTOP)
-		time.Sleep(b.lasts)
+		time.Sleep(d.lasts)
 		now = time.Now()
 		s.server.Process.Signal(syscall.SIGCONT)
 	case flush:
@@ -103,7 +103,7 @@ func (s *stack) disrupt(ctx context.Context, b disruption) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.disrupted = append(s.disrupted, disruptionEnd{now, b.kind})
+	s.disrupted = append(s.disrupted, disruptionEnd{now, d.kind})
 	return nil
 }
 

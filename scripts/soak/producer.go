@@ -25,7 +25,7 @@ func (s *stack) produce(ctx context.Context, begin time.Time) error {
 		return err
 	}
 	defer port.Close()
-	opt := server{port.Addr().String(), s.cluster}
+	opt := redisOpt{port.Addr().String(), s.cluster}
 	p := &producer{plain: asynq.NewClient(opt), stack: s}
 	defer p.plain.Close()
 	if s.throttled {

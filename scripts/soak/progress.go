@@ -14,8 +14,8 @@ type progress struct {
 
 func (p *progress) line(format string, args ...any) { fmt.Fprintf(p.w, "soak: "+format+"\n", args...) }
 
-// now shows a line every ten seconds.
-func (p *progress) now(format string, args ...any) {
+// update shows a line, unless another one was shown in the last ten seconds.
+func (p *progress) update(format string, args ...any) {
 	if time.Since(p.last) > 10*time.Second {
 		p.last = time.Now()
 		p.line(format, args...)

@@ -45,8 +45,8 @@ func (p *proxy) listen(holder string) (net.Listener, error) {
 	return l, nil
 }
 
-// serve forwards one connection. It reads the replies to all that was forwarded, even if the client
-// is gone: Redis executes it all the same, unless it is a call that still waits.
+// serve forwards one connection. It reads the replies to all forwarded calls, even if the client is
+// gone: Redis executes these calls all the same, except one that still waits.
 func (p *proxy) serve(client net.Conn, holder string) {
 	defer client.Close()
 	server, err := net.Dial("tcp", p.server)
@@ -107,12 +107,12 @@ func (p *proxy) forward(client, server net.Conn, calls chan<- wireCall, waits *a
 		if err != nil {
 			return
 		}
-		words, err := words(request)
+		command, err := words(request)
 		if err != nil {
 			client.Close()
 			return
 		}
-		call := callOf(words)
+		call := callOf(command)
 		var delay time.Duration
 		call.fate, delay = p.draw(call.kind)
 		time.Sleep(delay)

@@ -182,9 +182,9 @@ func explain(w io.Writer, name string, e evidence, attempts func(task string) []
 			fmt.Fprintf(w, "%s: %s: %s: tenant %s, MaxRetry %d, to fail %d, joins %v, retained %v, delay %v; ",
 				name, id, cases.what, j.Tenant, j.MaxRetry, j.Fails, j.Joins, j.Retained, j.Delay)
 			fmt.Fprintf(w, "at the end %s, retried %d\n", state, end.retried)
-			for _, h := range attempts(id) {
+			for _, a := range attempts(id) {
 				fmt.Fprintf(w, "  %s picked up by %s, from the line %v, lost %v, put down %s by %s\n",
-					clock(h.At), h.Holder, h.Taken, h.Lost, clock(h.Ended), h.EndedBy)
+					clock(a.At), a.Holder, a.Taken, a.Lost, clock(a.Ended), a.EndedBy)
 			}
 			for _, r := range e.runs {
 				if r.Task != id {

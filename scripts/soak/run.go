@@ -34,11 +34,10 @@ func (o options) run(ctx context.Context, dir string, stdout, stderr io.Writer) 
 		}
 		interrupted = ctx.Err() != nil
 	}
-	after := context.WithoutCancel(ctx)
 	each(stacks, func(s *stack) error { s.stopWorkers(); return nil })
 	var found [2]evidence
 	for i, s := range stacks {
-		if found[i], err = s.evidence(after); err != nil {
+		if found[i], err = s.evidence(context.WithoutCancel(ctx)); err != nil {
 			return false, err
 		}
 	}
@@ -84,13 +83,13 @@ func (o options) stress(ctx context.Context, stacks []*stack, say *progress) err
 		}
 	})
 	all.Go(func() {
-		for _, b := range makeDisruptions(o.seed, o.length, o.every, o.workers) {
+		for _, d := range makeDisruptions(o.seed, o.length, o.every, o.workers) {
 			select {
-			case <-time.After(time.Until(begin.Add(b.at))):
+			case <-time.After(time.Until(begin.Add(d.at))):
 			case <-ctx.Done():
 				return
 			}
-			if err := each(stacks, func(s *stack) error { return s.disrupt(ctx, b) }); err != nil && ctx.Err() == nil {
+			if err := each(stacks, func(s *stack) error { return s.disrupt(ctx, d) }); err != nil && ctx.Err() == nil {
 				cancel(err)
 			}
 		}
@@ -115,7 +114,7 @@ func (o options) stress(ctx context.Context, stacks []*stack, say *progress) err
 			}
 			return nil
 		case <-time.After(time.Second):
-			say.now("%v of %v: runs %d, control %d", time.Since(begin).Round(time.Second), o.length,
+			say.update("%v of %v: runs %d, control %d", time.Since(begin).Round(time.Second), o.length,
 				stacks[0].journal.begun(), stacks[1].journal.begun())
 		}
 	}

@@ -23,7 +23,7 @@ const (
 	dequeues     = "dequeue" // also Sluice's pick
 	enqueues     = "enqueue"
 	finishes     = "finish"  // whatever ends an attempt, with Sluice's requeue of a denied task
-	restores     = "restore" // Sluice's, of tasks that no handler slot was free for
+	restores     = "restore" // Sluice's, of tasks for which no handler slot was free
 	limiterCalls = "limiter" // Sluice's own
 	waiting      = "blpop"   // for a nudge
 )
@@ -53,7 +53,7 @@ var scripts = []struct {
 	}},
 	{[]string{"active", "lease"}, finish},
 	{[]string{"t:", "active", "lease"}, finish},
-	{[]string{"t:", "pending"}, nil}, // their task is in their key
+	{[]string{"t:", "pending"}, nil}, // an enqueue: its key has the task's ID
 	{[]string{"t:", "scheduled"}, nil},
 	{[]string{"", "t:", "pending"}, nil}, // with a lock
 	{[]string{"", "t:", "scheduled"}, nil},

@@ -21,19 +21,19 @@ type attempt struct {
 
 // A witness keeps what was seen on the wire of one stack.
 type witness struct {
-	mu       sync.Mutex
-	faults   map[fate]int
-	attempts map[string][]*attempt // by task
-	killed   map[string]time.Time  // processes
-	again    map[string]bool       // tasks whose enqueue was repeated after a lost reply
-	lost     map[string]int        // replies, by kind of call; of dequeues, only replies with a task
-	takes    map[string]take       // by the ID of the grant
+	mu         sync.Mutex
+	faults     map[fate]int
+	attempts   map[string][]*attempt // by task
+	killed     map[string]time.Time  // processes
+	reenqueued map[string]bool       // tasks whose enqueue was repeated after a lost reply
+	lost       map[string]int        // replies, by kind of call; of dequeues, only replies with a task
+	takes      map[string]take       // by the ID of the grant
 }
 
 func newWitness() *witness {
 	return &witness{
 		faults: map[fate]int{}, attempts: map[string][]*attempt{}, killed: map[string]time.Time{},
-		again: map[string]bool{}, lost: map[string]int{}, takes: map[string]take{},
+		reenqueued: map[string]bool{}, lost: map[string]int{}, takes: map[string]take{},
 	}
 }
 
@@ -44,8 +44,8 @@ func (w *witness) died(holder string) {
 	w.killed[holder] = time.Now()
 }
 
-// saw notes a call and its reply, and whether deliver has delivered the reply. Until that is noted, no other call is: a
-// worker may put a task down as soon as it has it.
+// saw notes a call and its reply, and whether deliver has delivered the reply. It notes no other call meanwhile, as a
+// worker may put a task down as soon as it has the reply.
 func (w *witness) saw(call wireCall, reply []byte, holder string, deliver func() bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,7 +65,7 @@ func (w *witness) saw(call wireCall, reply []byte, holder string, deliver func()
 	case enqueues:
 		if !delivered && (reply[0] == ':' || reply[0] == '*') {
 			for _, id := range call.tasks {
-				w.again[id] = true
+				w.reenqueued[id] = true
 			}
 		}
 	case finishes:
@@ -100,9 +100,9 @@ func (w *witness) pickedUp(a attempt) {
 // putDown ends the attempts that a call puts down. The lock is held.
 func (w *witness) putDown(call wireCall, holder string, now time.Time) {
 	for _, id := range call.tasks {
-		for _, h := range w.attempts[id] {
-			if h.Ended.IsZero() && (call.call == "" || call.call == h.Call) {
-				h.Ended, h.EndedBy = now, holder
+		for _, a := range w.attempts[id] {
+			if a.Ended.IsZero() && (call.call == "" || call.call == a.Call) {
+				a.Ended, a.EndedBy = now, holder
 			}
 		}
 	}
@@ -110,8 +110,8 @@ func (w *witness) putDown(call wireCall, holder string, now time.Time) {
 
 // isExcused reports whether a fault ended the attempt: its worker was killed, or never got the
 // reply and cannot ask again. The lock is held.
-func (w *witness) isExcused(h *attempt) bool {
-	return h.Lost && h.Call == "" || !w.killed[h.Holder].IsZero() && h.EndedBy != h.Holder
+func (w *witness) isExcused(a *attempt) bool {
+	return a.Lost && a.Call == "" || !w.killed[a.Holder].IsZero() && a.EndedBy != a.Holder
 }
 
 // excused returns the attempts of a task that a fault ended. Each may cost a retry and one more
@@ -119,7 +119,7 @@ func (w *witness) isExcused(h *attempt) bool {
 func (w *witness) excused(task string) []*attempt {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(w.attempts[task]), func(h *attempt) bool { return !w.isExcused(h) })
+	return slices.DeleteFunc(slices.Clone(w.attempts[task]), func(a *attempt) bool { return !w.isExcused(a) })
 }
 
 // orphans returns the active tasks that no process will put down.
@@ -127,7 +127,7 @@ func (w *witness) orphans() (tasks []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for task, attempts := range w.attempts {
-		if h := attempts[len(attempts)-1]; h.Ended.IsZero() && w.isExcused(h) {
+		if last := attempts[len(attempts)-1]; last.Ended.IsZero() && w.isExcused(last) {
 			tasks = append(tasks, task)
 		}
 	}
@@ -151,8 +151,8 @@ func (w *witness) killedTakes() (takes []take) {
 func (w *witness) attemptsOf(task string) (attempts []attempt) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, h := range w.attempts[task] {
-		attempts = append(attempts, *h)
+	for _, a := range w.attempts[task] {
+		attempts = append(attempts, *a)
 	}
 	return attempts
 }

@@ -217,9 +217,9 @@ func TestLostRepliesOfEnqueues(t *testing.T) {
 	w.wait("the loss is seen", func() bool {
 		w.witness.mu.Lock()
 		defer w.witness.mu.Unlock()
-		return w.witness.again["a"] && w.witness.lost[enqueues] > 0
+		return w.witness.reenqueued["a"] && w.witness.lost[enqueues] > 0
 	})
-	expect.That(t, !w.witness.again["b"], "b was enqueued without a fault")
+	expect.That(t, !w.witness.reenqueued["b"], "b was enqueued without a fault")
 	before := w.proxy.drawn(enqueues)
 	expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("c"), asynq.Unique(time.Minute))))
 	expect.That(t, w.proxy.drawn(enqueues) != before, "a unique task was enqueued, and nobody saw it")

@@ -57,7 +57,7 @@ func work(args []string) error {
 		return err
 	}
 	r := &reporter{*holder, client}
-	opt := server{*redisAddr, *cluster}
+	opt := redisOpt{*redisAddr, *cluster}
 	config := asynq.Config{
 		Concurrency:              slots,
 		DelayedTaskCheckInterval: time.Second,

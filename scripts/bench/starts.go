@@ -19,8 +19,8 @@ type start struct {
 	tenant  string // empty of plain asynq
 }
 
-// A journal is the log of servers, outside of Redis.
-type journal struct {
+// A startLog is the log of the handlers that servers have started. It is kept outside of Redis.
+type startLog struct {
 	done chan struct{} // closed when as many tasks have started as are expected
 
 	mu       sync.Mutex
@@ -29,11 +29,11 @@ type journal struct {
 	started  []start
 }
 
-func newJournal(tasks int) *journal {
-	return &journal{done: make(chan struct{}), expected: tasks, started: make([]start, 0, tasks)}
+func newStartLog(tasks int) *startLog {
+	return &startLog{done: make(chan struct{}), expected: tasks, started: make([]start, 0, tasks)}
 }
 
-func (j *journal) start(s start) {
+func (j *startLog) start(s start) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.started = append(j.started, s)
@@ -42,28 +42,28 @@ func (j *journal) start(s start) {
 	}
 }
 
-func (j *journal) deny() {
+func (j *startLog) deny() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.denials++
 }
 
-// starts are all so far, in the order of time.
-func (j *journal) starts() []start {
+// starts returns all starts so far, in the order of time.
+func (j *startLog) starts() []start {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.SortedFunc(slices.Values(j.started), func(a, b start) int { return a.at.Compare(b.at) })
 }
 
 // wakes returns the pick-ups for each task that ran.
-func (j *journal) wakes() float64 {
+func (j *startLog) wakes() float64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return float64(len(j.started)+j.denials) / float64(len(j.started))
 }
 
 // await waits until all tasks have started, or until none has for half a minute.
-func (j *journal) await(ctx context.Context, say func(string, ...any)) {
+func (j *startLog) await(ctx context.Context, say func(string, ...any)) {
 	const stalled = 30 * time.Second
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()

@@ -41,18 +41,18 @@ func guarded(do func()) (err error) {
 	return nil
 }
 
-// endings are functions to call when a case has ended, however it did.
-type endings struct{ all []func() }
+// cleanups are functions to call when a case has ended, with or without an error.
+type cleanups struct{ all []func() }
 
-func (e *endings) atEnd(end func()) { e.all = append(e.all, end) }
+func (c *cleanups) cleanup(do func()) { c.all = append(c.all, do) }
 
-// apart calls do with endings of its own, and then these, the last one first. It returns the error
-// that ended do.
-func (o scenarioOptions) apart(do func(scenarioOptions)) error {
-	o.endings = &endings{}
+// withCleanups calls do with options that have no cleanups yet, and then the cleanups that do has added,
+// the last one first. It returns the error that ended do.
+func (o scenarioOptions) withCleanups(do func(scenarioOptions)) error {
+	o.cleanups = &cleanups{}
 	defer func() {
-		for _, end := range slices.Backward(o.endings.all) {
-			end()
+		for _, cleanup := range slices.Backward(o.cleanups.all) {
+			cleanup()
 		}
 	}()
 	return guarded(func() { do(o) })

@@ -45,13 +45,13 @@ func TestADeniedTaskWaits(t *testing.T) {
 					}
 				}
 				var ids []string
-				before := map[string]asynq.TaskInfo{}
+				enqueued := map[string]asynq.TaskInfo{}
 				for name, kind := range kinds {
 					s.Fill(name)
 					opts := append([]asynq.Option{asynq.TaskID(name), asynq.MaxRetry(retries)}, kind...)
 					s.Enqueue(worker.NewTask(worker.Identity{Tenant: name}, name, []byte("payload of "+name)), opts...)
 					ids = append(ids, name)
-					before[name] = s.Task(name)
+					enqueued[name] = s.Task(name)
 				}
 				server := s.Serve(s.Ok, observe)
 
@@ -77,8 +77,8 @@ func TestADeniedTaskWaits(t *testing.T) {
 					expect.That(t, !task.NextProcessAt.Before(promise) && in <= time.Hour+time.Hour/2+time.Second, id, in, promise)
 					since := time.Since(task.LastFailedAt)
 					expect.That(t, since >= 0 && since <= time.Minute, id, ": last error", since, "ago")
-					task.State, task.LastErr, task.LastFailedAt, task.NextProcessAt = before[id].State, "", time.Time{}, before[id].NextProcessAt
-					expect.Equal(t, fmt.Sprint(task), fmt.Sprint(before[id]), "the task has changed")
+					task.State, task.LastErr, task.LastFailedAt, task.NextProcessAt = enqueued[id].State, "", time.Time{}, enqueued[id].NextProcessAt
+					expect.Equal(t, fmt.Sprint(task), fmt.Sprint(enqueued[id]), "the task has changed")
 				}
 				s.WantCounters(sitetest.Counters{Scheduled: int64(len(ids))})
 				_, err := s.Plain.Enqueue(worker.NewTask(worker.Identity{}, "unique", []byte("payload of unique")), asynq.Unique(time.Hour))

@@ -119,10 +119,10 @@ func TestADryRunCallsNobody(t *testing.T) {
 	r := newRemote(t)
 	two := strings.Replace(roomy, "{name: all, limit: 900", "{name: all, limit: 2", 1)
 	d := newWorkspace(t, two, manyJobs(9, r.URL, `,"cost":{"tokens":50}`))
-	before := `{"id":"/0","tenant":"t0","status":200,"attempts":1,"waited_ms":0,"error":""}
+	earlier := `{"id":"/0","tenant":"t0","status":200,"attempts":1,"waited_ms":0,"error":""}
 {"id":"/1","tenant":"t1","status":500,"attempts":4,"waited_ms":0,"error":"500 Internal Server Error"}
 `
-	d.write("out.jsonl", before)
+	d.write("out.jsonl", earlier)
 	// The Redis does not exist: it is not asked.
 	args := d.args("--redis", "redis://"+closed, "--dry-run")
 	equal(t, runMain(t.Context(), "", args...).want(t, exitDone).stdout, `9 jobs, 2 of them done before.
@@ -132,7 +132,7 @@ The others take 3s at best: the last one waits for window all.
 	report := decoded[forecast](t, e)
 	that(t, report.Jobs == 8 && report.Done == 1 && *report.AtBestSeconds == 3 && report.Window == "all", e.stdout)
 	equal(t, r.total(), 0)
-	equal(t, d.read("out.jsonl"), before)
+	equal(t, d.read("out.jsonl"), earlier)
 	d.write("jobs.jsonl", manyJobs(1, r.URL, `,"type":"mail:send"`))
 	runMain(t.Context(), "", args...).want(t, exitBadInput, "no policy in ")
 }

@@ -79,14 +79,14 @@ func TestWitnessSeesHowTasksEnd(t *testing.T) {
 	}
 	joiner := expect.Got(worker.NewClient(w.opt("producer"), worker.ClientConfig{Limiter: limiter, LimiterTimeout: time.Minute}))(t)
 	defer joiner.Close()
-	before := w.proxy.drawn(enqueues)
+	drawn := w.proxy.drawn(enqueues)
 	for _, result := range joiner.EnqueueBulk(t.Context(), []*asynq.Task{
 		worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID("taken")),
 		worker.NewTask(worker.Identity{Tenant: "acme"}, "taken", nil, asynq.TaskID(takenUUID)),
 	}) {
 		expect.Must(t, result.Err)
 	}
-	expect.That(t, w.proxy.drawn(enqueues) != before, "EnqueueBulk was called, and nobody saw it")
+	expect.That(t, w.proxy.drawn(enqueues) != drawn, "EnqueueBulk was called, and nobody saw it")
 	expect.Must(t, server.Start(asynq.HandlerFunc(func(_ context.Context, task *asynq.Task) error {
 		if task.Type() == "archived" || task.Type() == "retried" {
 			return errFault
@@ -220,7 +220,7 @@ func TestLostRepliesOfEnqueues(t *testing.T) {
 		return w.witness.reenqueued["a"] && w.witness.lost[enqueues] > 0
 	})
 	expect.That(t, !w.witness.reenqueued["b"], "b was enqueued without a fault")
-	before := w.proxy.drawn(enqueues)
+	drawn := w.proxy.drawn(enqueues)
 	expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("x", nil), asynq.TaskID("c"), asynq.Unique(time.Minute))))
-	expect.That(t, w.proxy.drawn(enqueues) != before, "a unique task was enqueued, and nobody saw it")
+	expect.That(t, w.proxy.drawn(enqueues) != drawn, "a unique task was enqueued, and nobody saw it")
 }

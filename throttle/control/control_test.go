@@ -68,11 +68,11 @@ func TestOfTwoPublishersOneWins(t *testing.T) {
 		s, version := newStore(t, client), int64(0)
 		for round := range 5 {
 			var wins atomic.Int64
-			before := version
+			replaced := version
 			var all sync.WaitGroup
 			for i := range 4 {
 				all.Go(func() {
-					v, err := s.Publish(t.Context(), []throttle.Policy{policy("p", int64(10*round+i+1))}, before, anna)
+					v, err := s.Publish(t.Context(), []throttle.Policy{policy("p", int64(10*round+i+1))}, replaced, anna)
 					switch {
 					case err == nil:
 						wins.Add(1)

@@ -65,13 +65,13 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 
 		// A failover loses only the version that cannot be used. The one that mends it has the same number.
 		key := "sluice:{!control}:state"
-		before := client.HGetAll(t.Context(), key).Val()
+		kept := client.HGetAll(t.Context(), key).Val()
 		expect.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
 		expect.Must(t, client.HSet(t.Context(), key, "policies", fmt.Sprint(version+1, " {"), "mark", "{").Err())
 		limitertest.Until(t, "it cannot be used", func() bool { return followed.Load().Version == version+1 })
 		time.Sleep(1100 * time.Millisecond) // another look, and one more
 		expect.Equal(t, len(l.Interventions().Pauses), 1)
-		expect.Must(t, client.HSet(t.Context(), key, before).Err())
+		expect.Must(t, client.HSet(t.Context(), key, kept).Err())
 		limitertest.Until(t, "it is forgotten", func() bool { return followed.Load().Version == version })
 		expect.Equal(t, publish(t, s, version, policy("p", 9)), version+1)
 		limit(9)

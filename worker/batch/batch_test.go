@@ -192,26 +192,26 @@ func TestAFiringIsPausedResumedAndCancelled(t *testing.T) {
 		expect.That(t, !status().Finish.IsZero(), "nobody looks again", status())
 		expect.Must(s, p.Pause(t.Context(), f))
 		time.Sleep(10 * time.Second)
-		before := ran() // ten in each of three windows, of which the last may be cut off
+		ranByPause := ran() // ten in each of three windows, of which the last may be cut off
 		time.Sleep(40 * time.Second)
-		expect.That(t, before >= 2*10 && before <= 3*10, before, "ran in 25 s")
+		expect.That(t, ranByPause >= 2*10 && ranByPause <= 3*10, ranByPause, "ran in 25 s")
 		st := status()
-		expect.That(t, ran() == before && st.State == batch.StatePaused && st.Waiting == 100-st.Done-st.Failed && st.Running == 0 &&
-			st.Finish.IsZero(), st, ran(), before)
+		expect.That(t, ran() == ranByPause && st.State == batch.StatePaused && st.Waiting == 100-st.Done-st.Failed && st.Running == 0 &&
+			st.Finish.IsZero(), st, ran(), ranByPause)
 		scheduled, err := s.Inspector.ListScheduledTasks("default", asynq.PageSize(1000))
 		expect.That(t, err == nil && len(scheduled) == status().Waiting, len(scheduled), "tasks are scheduled", err)
 		why := expect.Got(s.Client(s.Limiter).Explain(t.Context(), "default", scheduled[0].ID))(t).Why
 		expect.That(t, why == "its batch has set it aside: the firing is paused, stopped or outside its hours", why)
 		expect.Must(s, p.Resume(t.Context(), f))
 		time.Sleep(30 * time.Second)
-		expect.That(t, ran() >= before+2*10 && status().State == batch.StateRunning, "resumed", ran(), before)
+		expect.That(t, ran() >= ranByPause+2*10 && status().State == batch.StateRunning, "resumed", ran(), ranByPause)
 		expect.Must(s, p.Cancel(t.Context(), f))
-		before = ran()
+		ranByCancel := ran()
 		time.Sleep(20 * time.Second)
 		st = status()
 		expect.That(t, st.State == batch.StateCancelled && st.Finish.IsZero() && st.Total == 100 && st.Cancelled > 0 && st.Done+st.Failed+st.Cancelled == 100, st)
 		time.Sleep(40 * time.Second)
-		expect.That(t, ran() == before, ran()-before, "tasks ran after the cancel")
+		expect.That(t, ran() == ranByCancel, ran()-ranByCancel, "tasks ran after the cancel")
 		expect.Err(t, p.Resume(t.Context(), f), batch.ErrNoFiring)
 		newcomer, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
 		expect.That(t, err == nil && newcomer.RetryIn == 0, "after the cancel a newcomer waits:", newcomer, err)

@@ -84,14 +84,14 @@ func TestAFullQueueIsThrottledAndGoesBack(t *testing.T) {
 			time.Sleep(59 * time.Second)
 		}
 		server.Shutdown()
-		before := count()
+		throttled := count()
 
 		back := asynq.NewServer(redisOpt, config)
 		expect.Must(t, back.Start(handler))
 		defer back.Shutdown()
 		time.Sleep(15 * time.Minute)
 		expect.Equal(t, count(), tasks, "tasks have run in the end")
-		expect.That(t, before <= 6*4, before, "tasks have run throttled") // the sixth minute may have begun
+		expect.That(t, throttled <= 6*4, throttled, "tasks have run throttled") // the sixth minute may have begun
 		for payload, times := range ran {
 			expect.That(t, times == 1, payload, "ran", times, "times")
 		}

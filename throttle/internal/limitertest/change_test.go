@@ -56,9 +56,9 @@ func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 		}
 		w.Name, w.Limit = cmp.Or(w.Name, "new"), 10
 		l, c := NewWithClock(t, client, Policy(old))
-		var before []throttle.Reservation
+		var taken []throttle.Reservation
 		for range 2 {
-			before = append(before, Reserve(t, l, Acme(4)).Reservation)
+			taken = append(taken, Reserve(t, l, Acme(4)).Reservation)
 		}
 		c.Set(s)
 		if w.Name == old.Name {
@@ -68,9 +68,9 @@ func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 		}
 		Reserve(t, l, Acme(10))
 		last := func() int64 { used := Used(Peek(t, l, Acme(1))); return used[len(used)-1] }
-		Cancel(t, l, before[0])
+		Cancel(t, l, taken[0])
 		expect.Equal(t, last(), 10)
-		expect.Must(t, expect.ErrOf(before[1].Settle(t.Context(), map[string]int64{throttle.Requests: 1})))
+		expect.Must(t, expect.ErrOf(taken[1].Settle(t.Context(), map[string]int64{throttle.Requests: 1})))
 		expect.Equal(t, last(), 10)
 		if w.Name != old.Name {
 			WantUsed(t, l, Acme(1), 11)
@@ -100,11 +100,11 @@ func TestAWindowOfAnotherUnitGivesNothingBack(t *testing.T) {
 	l, _ := NewWithClock(t, client, Policy(fixed("changed", throttle.Requests), fixed("kept", "tokens")))
 	r := Acme(1)
 	r.Cost["tokens"] = 5
-	before := Reserve(t, l, r).Reservation
+	taken := Reserve(t, l, r).Reservation
 	SetPolicy(t, l, fixed("changed", "tokens"), fixed("kept", "tokens"))
 	r.Cost = map[string]int64{"tokens": 4}
 	Reserve(t, l, r)
-	Cancel(t, l, before)
+	Cancel(t, l, taken)
 	used := Used(Peek(t, l, r))
 	expect.That(t, used[0] >= 4 && used[1] == 4, "used", used, "want those of the second")
 }

@@ -120,7 +120,7 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 			tenant = fmt.Sprintf("%d from %d to %d", i, c.from, c.to) // one that is third before and after, say
 		}
 		r := throttle.Request{Policy: "p", Tenant: tenant}
-		before, line := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}, l.LineOf("p", tenant)
+		granted, line := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}, l.LineOf("p", tenant)
 		waits := r
 		waits.Ticket = Ticket(tenant)
 		d := Reserve(t, l, waits)
@@ -132,8 +132,8 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 		late.Ticket = Ticket("late")
 		expect.Err(t, expect.ErrOf(l.Line(line).Join(ctx, []throttle.Request{late})), throttle.ErrUnknownPolicy, tenant)
 		expect.Equal(t, len(takeFrom(t, l, line)), 0, tenant)
-		Release(t, before[0])
-		expect.Must(t, expect.ErrOf(l.Attach(before[1].Reservation).Cancel(ctx)))
+		Release(t, granted[0])
+		expect.Must(t, expect.ErrOf(l.Attach(granted[1].Reservation).Cancel(ctx)))
 		WantUsed(t, l, r, 0)
 		taken := takeFrom(t, l, line)
 		expect.Require(t, len(taken) == 1 && !l.Line(line).Matches(taken[0], waits), tenant, "took", taken)

@@ -182,13 +182,13 @@ func TestAJoinWhoseReplyIsLostIsAskedFor(t *testing.T) {
 // Should the server die before a task joins, another one finds it in seconds, and not in two minutes.
 func TestATaskThatHasNotJoinedYetIsDueSoon(t *testing.T) {
 	inBubble(t, policies(perHour(1)), nil, func(b *dispatcherFixture) {
-		var before time.Duration
-		b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Meanwhile: func() { before = b.dueIn("a") }})
+		var dueJoining time.Duration
+		b.toLimiter.Store(&sitetest.Fault{Is: sitetest.WithArg("join"), Meanwhile: func() { dueJoining = b.dueIn("a") }})
 		b.later("a", time.Second)
 		time.Sleep(2 * time.Second)
 		b.want("forwarded", b.forward(), 1)
-		after := b.dueIn("a")
-		expect.That(t, before <= 5*time.Second && after >= time.Minute, "it is due in", before, "while it joins, and then in", after)
+		dueJoined := b.dueIn("a")
+		expect.That(t, dueJoining <= 5*time.Second && dueJoined >= time.Minute, "it is due in", dueJoining, "while it joins, and then in", dueJoined)
 	})
 }
 

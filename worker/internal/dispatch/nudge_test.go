@@ -129,7 +129,7 @@ func TestAppointmentsArePassedOn(t *testing.T) {
 func TestAnIdleServerKeepsTheAppointmentOfABusyOne(t *testing.T) {
 	const period = 10 * time.Second
 	w := throttle.Window{Name: "window", Limit: 1, Period: period}
-	for _, before := range []time.Duration{1, 500, 1000, 1400, 1500, 2000, 3000} {
+	for _, lead := range []time.Duration{1, 500, 1000, 1400, 1500, 2000, 3000} {
 		var config dispatch.Config
 		inBubble(t, policies(throttle.Policy{Name: "api", Windows: []throttle.Window{w}}), func(c *dispatch.Config) { config = *c }, func(b *dispatcherFixture) {
 			config.Tasks = asynqredis.New(b.client)
@@ -140,7 +140,7 @@ func TestAnIdleServerKeepsTheAppointmentOfABusyOne(t *testing.T) {
 			b.wait("default", "a", "b")
 			b.want("ran", b.run(1), "[a]")
 			due := time.Now().Add(period)
-			has, full := context.WithDeadline(b.Context(), due.Add(-before*time.Millisecond))
+			has, full := context.WithDeadline(b.Context(), due.Add(-lead*time.Millisecond))
 			defer full()
 			go func() {
 				for has.Err() == nil {
@@ -157,7 +157,7 @@ func TestAnIdleServerKeepsTheAppointmentOfABusyOne(t *testing.T) {
 			}
 			late := time.Since(due)
 			expect.That(t, task.ID == "b" && late <= 3*time.Second,
-				"busy from", before*time.Millisecond, "before it fits:", task.ID, "started", late, "late")
+				"busy from", lead*time.Millisecond, "before it fits:", task.ID, "started", late, "late")
 		})
 	}
 }

@@ -48,7 +48,7 @@ func work(addr, dies string) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM) // os/signal's own goroutine stays
 	signal.Stop(signals)
-	before := runtime.NumGoroutine()
+	atStart := runtime.NumGoroutine()
 	limiterClient := redis.NewClient(&redis.Options{Addr: addr})
 	isReserve := func(args []any) bool { return slices.Contains(args, any("reserve")) }
 	limiterClient.AddHook(hooktest.Hook(killer{dies, "reserve", isReserve}.see))
@@ -71,11 +71,11 @@ func work(addr, dies string) error {
 		return err
 	}
 	limiterClient.Close()
-	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > atStart; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			stacks := make([]byte, 1<<16)
 			return fmt.Errorf("%d goroutines are left, and %d were there before:\n%s",
-				runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
+				runtime.NumGoroutine(), atStart, stacks[:runtime.Stack(stacks, true)])
 		}
 	}
 	return nil

@@ -68,7 +68,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					s.EnqueueMany("acme", 0, 25)
 					s.EnqueueMany("beta", 0, 25)
 					time.Sleep(15 * time.Second)
-					before := s.Granted()
+					granted := s.Granted()
 					if restart {
 						servers[0].Shutdown()
 						servers[1].Shutdown()
@@ -83,7 +83,7 @@ func TestChangesActOnTheBacklog(t *testing.T) {
 					}{{5 * time.Second, row.soon}, {24 * time.Second, row.late}} { // at 30 s some fit again
 						time.Sleep(after.sleep)
 						got := counts{}
-						for _, g := range s.Grants()[before:] {
+						for _, g := range s.Grants()[granted:] {
 							got[g.Tenant]++
 						}
 						expect.That(t, maps.Equal(got, after.want),

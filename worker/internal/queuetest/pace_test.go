@@ -36,9 +36,9 @@ func TestIdlePoliciesCostLittle(t *testing.T) {
 		expect.Must(t, server.Start(asynq.HandlerFunc(s.Ok)))
 		defer server.Shutdown()
 		time.Sleep(30 * time.Second) // each is asked once
-		before := scripts.Load()
+		earlier := scripts.Load()
 		time.Sleep(2 * time.Minute)
-		n := scripts.Load() - before
+		n := scripts.Load() - earlier
 		expect.That(t, n <= 0, n, "scripts in two minutes")
 	})
 }
@@ -91,11 +91,11 @@ func TestClockOfRedisMovesUnderABacklog(t *testing.T) {
 		ahead.Store(int64(-39 * time.Second))
 		time.Sleep(3 * time.Second)
 		expect.Equal(t, s.Logs.Count("the clock of Redis was set back"), 1, "want it logged within 3 s", s.Logs)
-		before := s.Granted()
+		granted := s.Granted()
 		time.Sleep(90 * time.Second)
-		ran(before, "while the clock is behind")
+		ran(granted, "while the clock is behind")
 		time.Sleep(10 * time.Second)
-		expect.That(t, s.Granted() != before, "no task runs after the clock has caught up")
+		expect.That(t, s.Granted() != granted, "no task runs after the clock has caught up")
 		s.SleepUntil(100, 2*time.Minute)
 		sitetest.WantNeverOver(t, s.Grants(), 5, 5*time.Second)
 		for _, once := range []string{"is unavailable", "is still unavailable", "is available again"} {

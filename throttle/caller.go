@@ -74,7 +74,7 @@ func (c *Caller) Answered(policy string, made time.Time) {
 }
 
 // Refusal reports whether a call of the job was refused and no later one of the same policy was answered. It
-// returns the policy and how much longer its upstream refuses calls, 0 if that has passed: of several the longest.
+// returns the policy, and how much longer its upstream refuses calls, at least 0. Of several the longest counts.
 func (c *Caller) Refusal() (retryIn time.Duration, policy string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

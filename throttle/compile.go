@@ -40,7 +40,7 @@ type policyState struct {
 	taker      *script.Taker
 }
 
-// compile returns a policy, which is valid and has its defaults, for the line of one of its shards, without a state.
+// compile prepares a policy, which is valid and has its defaults, for the line of one shard. The caller adds its state.
 func (l *Limiter) compile(p Policy, line string) *compiledPolicy {
 	cp := &compiledPolicy{Policy: p, line: line, settings: p}
 	cp.pause = func() Pause { return l.interventions.Load().pause(target{policy: p.Name}) }
@@ -74,8 +74,8 @@ func (l *Limiter) compile(p Policy, line string) *compiledPolicy {
 	cp.flowMark = script.FlowMark(sp.Scopes)
 	for i, w := range p.Windows {
 		if p.Observe && w.Algorithm.side().ForgetsExcess {
-			// Without Observe, units over the limit would be charged later. Windows that forget them cannot show it.
-			// As GCRA windows they are virtual queues, which drain at the rate of the limit.
+			// Without Observe, units above the limit would wait and count later. Windows that forget them cannot show it.
+			// As GCRA windows they work as virtual queues, which drain at the rate of the limit.
 			w.Algorithm, w.Burst = AlgorithmGCRA, w.Limit
 		}
 		a := w.Algorithm.side()

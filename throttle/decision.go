@@ -23,7 +23,7 @@ type Decision struct {
 	At time.Time
 
 	// Binds names the cause of the longest delay: a window, ByPause, ByUpstream, ByLine or BySlots; it is empty if
-	// nothing delays the request. If granted, it names what delayed the ticket, as expected at its join.
+	// nothing delays the request. If granted, it names what the ticket was expected to wait for when it joined.
 	Binds string
 
 	// ClockBehind is how far the clock of Redis is behind the newest change of these windows: usually
@@ -37,12 +37,12 @@ type Decision struct {
 	// Windows is empty then, and At is by this machine's clock.
 	FailedOpen error
 
-	// Granted says that the cost was taken from all windows, or by Peek would have been; if FailedOpen, uncounted.
+	// Granted says that all windows have counted the cost, or after a Peek that they would. If FailedOpen, none has.
 	Granted bool
 
 	// Latest is an upper bound of RetryIn, unless others join ahead, a limit is cut, the upstream pauses, or a
 	// Calendar window delays it by more than 8 resets. It is RetryIn where that is exact, and 0 where no bound is
-	// known, as BySlots.
+	// known, such as with BySlots.
 	Latest time.Duration
 
 	// Observed, if not nil, says why the request would have been denied, but for Policy.Observe.
@@ -72,8 +72,8 @@ type Decision struct {
 	// Tenant is the tenant of the request.
 	Tenant string
 
-	// Windows has each window's state after the decision, in the policy's order; with 0 Used if a take's reply was
-	// lost. It is empty if FailedOpen, by Line.Join, and for tickets uncharged or of another policy version.
+	// Windows has each window's state after the decision, in the policy's order. Used is 0 if a take's reply was lost.
+	// Windows is empty if FailedOpen, from Line.Join, and for tickets uncharged or of another version of the policy.
 	Windows []WindowState
 }
 
@@ -88,13 +88,13 @@ type Observed struct {
 // period_seconds and retry_in_seconds, and is not read back.
 type WindowState struct {
 	Algorithm Algorithm     `json:"algorithm"`          // how the window counts
-	Burst     int64         `json:"burst"`              // the most units at once: Limit, but for GCRA
+	Burst     int64         `json:"burst"`              // the most units at once: Limit, except for GCRA
 	Denied    bool          `json:"denied"`             // the cost does not fit, or the upstream paused it
-	Limit     int64         `json:"limit"`              // units a period, for this tenant; by Line.Take as of Policy.Tenants
+	Limit     int64         `json:"limit"`              // units a period, for this tenant; from Line.Take by Policy.Tenants
 	Name      string        `json:"name"`               // of the window
 	Period    time.Duration `json:"-"`                  // 0 for Calendar and Concurrency
-	Remaining int64         `json:"remaining"`          // units below Burst, whatever a pause; at least 0
-	ResetsAt  time.Time     `json:"resets_at,omitzero"` // when nothing counts any more; zero by Line.Take
+	Remaining int64         `json:"remaining"`          // units below Burst, even during a pause; at least 0
+	ResetsAt  time.Time     `json:"resets_at,omitzero"` // when nothing counts any more; zero from Line.Take
 	RetryIn   time.Duration `json:"-"`                  // from Decision.At until the cost fits; 0 unless Denied
 	Scope     ScopeValue    `json:"scope"`              // which count of the window this is
 	Unit      string        `json:"unit"`               // what it counts
@@ -137,7 +137,7 @@ type Pause struct {
 	ByHand bool      `json:"by_hand"`     // set by an operator, and not by a refusal
 	Cause  string    `json:"cause"`       // what refused, such as "429", or the operator's reason; empty if unknown
 	Policy string    `json:"policy"`      // its name
-	Tenant string    `json:"tenant"`      // whose call was refused, or who is paused; empty if that is no tenant
+	Tenant string    `json:"tenant"`      // whose call was refused, or who is paused; empty if there is none
 	Until  time.Time `json:"until"`       // before which nothing is granted
 }
 
@@ -209,12 +209,12 @@ func (d Decision) EarliestReset() time.Duration {
 	return earliest
 }
 
-// What may bind beside windows. Each text has a space, which no name of a window has.
+// What Decision.Binds may name besides windows. Each text has a space, which no window's name has.
 const (
 	ByPause    = "a pause"                 // by operators
 	ByUpstream = "a pause by the upstream" // after a refusal
-	ByLine     = "earlier tickets"         // that wait before it; also where no cause is known
-	BySlots    = "handler slots"           // of which servers have none free for tickets that fit
+	ByLine     = "earlier tickets"         // they go first; also where no cause is known
+	BySlots    = "handler slots"           // servers have none free for tickets that fit
 )
 
 // Reason says in one line which window denied which tenant, and for how long, such as "throttled:

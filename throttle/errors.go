@@ -15,50 +15,50 @@ import (
 )
 
 var (
-	// ErrUnavailable is the kind of errors by which Redis did not answer, or cannot serve now.
+	// ErrUnavailable is the kind of error where Redis did not answer, or cannot serve now.
 	// Whether the call took effect is unknown; it may succeed later.
 	ErrUnavailable = errors.New("throttle: redis is unavailable")
 
-	// ErrForbidden is the kind of errors by which Redis does not know the user, or does not let it
-	// call what the limiter needs: see docs/howto/lock-down-redis.md. They are ErrUnavailable, too.
+	// ErrForbidden is the kind of error where Redis does not know the user, or does not let the user
+	// call what the limiter needs: see docs/howto/lock-down-redis.md. Such an error is ErrUnavailable, too.
 	ErrForbidden = errors.New("throttle: redis refuses its user")
 
-	// ErrState is the kind of errors by which a value in Redis cannot be read: it has a newer format,
+	// ErrState is the kind of error where a value in Redis cannot be read: it has a newer format,
 	// or another program wrote it. Nothing was changed.
 	ErrState = errors.New("throttle: stored state cannot be read")
 
-	// ErrReply is the kind of errors by which the script failed, or its reply is malformed.
+	// ErrReply is the kind of error where the script failed, or its reply is malformed.
 	ErrReply = errors.New("throttle: unexpected reply of the script")
 
-	// ErrClock is the kind of errors by which the clocks of Redis and of this process differ by more
+	// ErrClock is the kind of error where the clocks of Redis and of this process differ by more
 	// than 10 minutes, which Calendar windows do not allow. Nothing was changed.
 	ErrClock = errors.New("throttle: the clock differs from that of Redis")
 
-	// ErrUnknownPolicy is the kind of errors by which the limiter has no policy of the name given.
+	// ErrUnknownPolicy is the kind of error where the limiter has no policy of the name given.
 	ErrUnknownPolicy = errors.New("throttle: unknown policy")
 
 	// ErrLeaseLost is the cause by which a Hold ends the context of its work: others may have the room.
 	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")
 )
 
-// A RequestError names the invalid value of a request, such as of Field "attribute user" or "cost
-// tokens", or the window that never has room for its cost, so that waiting does not help. Nothing was
+// A RequestError names the invalid Field of a request, such as "attribute user" or "cost tokens", and
+// its value; or the window that never has room for the cost, so that waiting does not help. Nothing was
 // changed. The same request fails until the policies or the settings of its tenant change.
 type RequestError PolicyError
 
 func (e *RequestError) Error() string { return (*PolicyError)(e).Error() }
 
 // A DeniedError says that a job or a call did not start, because it does not fit now, or that it was refused, because
-// it cannot start in time, or too many wait before it. Nothing was taken. What was refused is not in line.
+// it cannot start in time, or too many wait before it. Nothing was taken. A refused one is not in line.
 type DeniedError struct {
 	// Cause is a reason beyond the denial, or nil. It wraps context.DeadlineExceeded if the work cannot start before
 	// Request.Deadline or within Request.MaxWait. Else it says that Request.Backlog is reached, or what has failed.
 	Cause error
 
-	// Decision is the denial; with Backlog as if it joined. With a Cause it may have only Policy, Tenant and RetryIn.
+	// Decision is the denial; with Backlog the one of a join. With a Cause it may have only Policy, Tenant and RetryIn.
 	Decision Decision
 
-	// Request is the denied request. Of a Limiter.Wait its Deadline is when that would have ended.
+	// Request is the denied request. From Limiter.Wait, its Deadline is when the wait would have ended.
 	Request Request
 
 	// StartsAt is the expected start if that is after Request.Deadline, and else zero.
@@ -121,8 +121,8 @@ func classify(ctx context.Context, policy string, err error) error {
 		}
 		return fmt.Errorf("throttle: %s%w", policy, ended)
 	}
-	// Errors without an answer of Redis come from the way to it: a network, TLS, a closed pipe or pool. Answers such
-	// as OOM and READONLY name a line of the script, but are not its fault.
+	// An error that is no answer of Redis comes from the connection: the network, TLS, a closed pipe or pool. Answers
+	// such as OOM and READONLY name a line of the script, but are not the script's fault.
 	kind := ErrUnavailable
 	switch text := err.Error(); {
 	case redischeck.Forbidden(err):

@@ -54,7 +54,7 @@ func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Durat
 		renewal, cancel := context.WithTimeout(ctx, lease/3)
 		held, err := r.Renew(renewal)
 		cancel()
-		cancelling := h.cancels.Load() > 0 // read first: a Cancel that succeeds deletes the hold before it ends
+		cancelling := h.cancels.Load() > 0 // read before holds: a Cancel deletes the hold first, and then lowers cancels
 		_, stands := r.limiter.holds.Load(r.ID)
 		switch {
 		case err != nil || !held && (!stands || cancelling):

@@ -23,22 +23,22 @@ import (
 )
 
 // A Limiter reserves capacity by policies. Limiters with the same policies and Prefix on one Redis count together. It
-// is safe for concurrent use. Calls for one line, made while another is under way, share the next call to Redis.
+// is safe for concurrent use. Calls for a line that are made while one is under way share the next call to Redis.
 type Limiter struct {
 	config        Config   // with defaults
 	holds         sync.Map // *hold by the reservation's ID
 	interventions atomic.Pointer[interventions]
 	observer      Observer // the user's; nil if there is none
-	panicked      sync.Map // the last logged panic (time.Time), by the function's name in the Config
+	panicked      sync.Map // when a panic was last logged (time.Time), by the function's name in the Config
 	policies      atomic.Pointer[policySet]
 	runner        script.Runner
 	setting       sync.Mutex // held by SetPolicies and SetInterventions
 }
 
 // A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every request, by many
-// goroutines at once: let it cache. The caller gets its errors, wrapped, and a *PolicyError for each invalid setting
-// that it returns. For a panic it gets a *RequestError, and the stack is logged: at most once a minute. What was
-// granted is renewed, corrected and released in spite of errors, and refusals of upstreams are reported.
+// goroutines at once: it should cache. The caller gets its errors, wrapped, and a *PolicyError for each invalid setting
+// that it returns. For a panic the caller gets a *RequestError, and the stack is logged: at most once a minute. Errors
+// stop no renewal, correction or release of a reservation, and no report of a refusal by the upstream.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config configures New.
@@ -156,14 +156,14 @@ func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decisi
 	return d, nil
 }
 
-// Attach returns the reservation bound to this limiter, which must have its policy. It is for a reservation that
-// another limiter granted, or for one with only a Request, to report a Pause for a call that reserved nothing.
+// Attach binds a reservation to this limiter, which must have the reservation's policy. Use it if another limiter has
+// granted the reservation; or if that has only a Request, to report a Pause for a call that reserved nothing.
 func (l *Limiter) Attach(r Reservation) Reservation {
 	r.limiter = l
 	return r
 }
 
-// Peek returns the decision that Reserve would make of the request if its Ticket did not wait. It takes nothing, joins
+// Peek returns the decision that Reserve would make if the request's Ticket were not in line. It takes nothing, joins
 // no line, ignores Deadline and MaxWait, and never fails open. Errors are Reserve's.
 func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	o, err := l.checked(ctx, r)
@@ -178,14 +178,14 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	return l.decided(o, ask, a)
 }
 
-// Reset empties the windows of a policy, of one tenant or with "" of all: as if nothing had been
-// granted. What all tenants share stays if a tenant is named. Pauses by the upstream, and what the
-// policy adapted to, end there too. Concurrency windows forget who runs now: others start, and what
-// finds no room when it renews its lease is ended by ErrLeaseLost. Tickets in line keep their places.
+// Reset empties the windows of a policy, of one tenant or with "" of all: as if nothing had been granted. If a tenant
+// is named, counts that all tenants share stay. Pauses by the upstream and adapted rates of the emptied scopes end too.
+// Concurrency windows forget the work that runs now: other work may start, and work that finds no room when it renews
+// its lease is ended by ErrLeaseLost. Tickets in line keep their places.
 //
-// It returns how many scopes it has emptied, with all of their windows. It looks through all keys of a Redis, some
-// thousand a call, unless windows count by nothing, or a tenant is named and they count by the tenant alone. If it
-// fails or ctx ends, some counts are empty: repeat it. Errors are Take's.
+// Reset returns how many scopes it has emptied, with all of their windows. For each set of attributes that windows
+// count by it looks through all keys of a Redis, some thousand a call, unless that set is empty, or is the tenant alone
+// and a tenant is named. If Reset fails or ctx ends, some counts are empty: repeat it. Errors are Take's.
 func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error) {
 	cp, err := l.policyFor(policy, tenant, true)
 	if err != nil {
@@ -222,8 +222,8 @@ func (l *Limiter) Check(ctx context.Context, r Request) error {
 }
 
 // CheckRedis checks how the limiter's Redis is set up, and returns a text for each problem: its eviction
-// policy, its clock, or a command that the limiter needs and its user may not call. Of a Cluster it checks
-// all primaries, but commands on one. What the server does not say, or the user may not ask, is left out. It
+// policy, its clock, or a command that the limiter needs and its user may not call. On a Cluster it checks all
+// primaries, but tries the commands on one. It leaves out what the server does not tell, or the user may not ask. It
 // makes a few calls: use it at the start of a program. Errors are ErrUnavailable, ErrForbidden and the context's.
 func (l *Limiter) CheckRedis(ctx context.Context) ([]string, error) {
 	findings, err := redischeck.Findings(ctx, l.runner.Client)

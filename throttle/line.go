@@ -30,9 +30,9 @@ func (l *Limiter) Lines() []string {
 	return names
 }
 
-// A LineDecision is the answer to one request of Line.Join or Line.Reserve. Of a ticket that joined, its Decision says
-// where it stands: RetryIn is 0 if it fits now. BySlots makes that an estimate, by the rate at which servers took
-// tickets of its queue in the last minute.
+// A LineDecision is the answer to one request of Line.Join or Line.Reserve. Of a ticket that joined, the Decision says
+// when it is expected to start: RetryIn is 0 if it fits now. With BySlots, RetryIn is an estimate, by the rate at which
+// servers took tickets of the queue in the last minute.
 type LineDecision struct {
 	Decision
 
@@ -46,9 +46,10 @@ type LineDecision struct {
 
 // Join puts requests in line by their tickets, even if they fit now, and returns a decision for each, in order: a few
 // hundred at once. A ticket that is in line keeps its position. With another tenant, class or attribute of a scope it
-// leaves that position, and joins as if new, unless it is refused. One that is exempt or observed does not join
-// (Decision.Exempt). The line may be a removed policy's, but not one that a policy in force has left by other shards.
-// With an error, the ticket of a Queued decision has joined; others may have. Errors are Take's and the TenantFunc's.
+// leaves that position, and joins as if new, unless it is refused. A request of an exempt tenant, or of a policy that
+// observes, does not join (Decision.Exempt). The line may be a removed policy's, but not a former shard's of a policy
+// in force. After an error, tickets of Queued decisions have joined, and others may have. Errors are Take's and the
+// TenantFunc's.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]LineDecision, error) {
 	decisions, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(script.PolicyOf(n.name)), (*operation).joinRequest)
 	for _, d := range decisions {
@@ -60,7 +61,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]LineDecision, er
 }
 
 // Reserve is Limiter.Reserve for several requests, in few calls to Redis. It returns a decision for each, in order, with
-// what Limiter.Reserve returns, also if others fail. It never fails open. Errors are Take's and the TenantFunc's.
+// what Limiter.Reserve returns, even if others fail. It never fails open. Errors are Take's and the TenantFunc's.
 func (n *Line) Reserve(ctx context.Context, requests []Request) ([]LineDecision, error) {
 	return n.ask(ctx, requests, false, func(o *operation) (script.Request, error) {
 		return o.reserveRequest(Reservation{}), nil
@@ -79,7 +80,7 @@ func (n *Line) ask(
 	decisions := make([]LineDecision, len(requests))
 	operations := make([]*operation, 0, len(requests))
 	asks := make([]script.Request, 0, len(requests))
-	var asker []int // the index of its request, for each ask
+	var asker []int // for each of asks, the index of its request
 	for i, r := range requests {
 		d, ask := &decisions[i], script.Request{}
 		o, err := n.checked(ctx, cp, r)
@@ -120,9 +121,9 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 	return n.limiter.checkedFor(ctx, cp, r)
 }
 
-// Tickets calls do for pages of some hundred tickets in line, until do returns an error: the tickets of one tenant, for
-// which it also reads the whole line, or with "" all. It leaves out calls that wait in place, and of one tenant tickets
-// that joined by other scopes than the policy has now. A ticket may come twice. Errors are Take's and do's.
+// Tickets calls do with pages of some hundred tickets in line, until do returns an error. The tickets are those of one
+// tenant, or with "" all; either way it reads the whole line. It leaves out calls that wait in place and, for a tenant,
+// tickets that joined by other scopes than the policy has now. A ticket may come twice. Errors are Take's and do's.
 func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) error) error {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {

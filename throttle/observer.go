@@ -19,7 +19,7 @@ import (
 //   - LineDecision: Line.Join has answered for a ticket.
 //   - Publication: package control has read a version of the published policies.
 //   - Refusal: Reservation.Pause has reported that an upstream refused a call.
-//   - Start: work begins, of a Limiter.Wait that may wait, or as package worker calls a task's handler.
+//   - Start: work begins: a Limiter.Wait that may wait was granted, or package worker calls a task's handler.
 //   - TakenTicket: a ticket left a policy's line with its capacity. It may be put back.
 type Observer func(event any)
 
@@ -48,8 +48,8 @@ type Publication struct {
 
 // A Start is work that begins, because it was granted.
 type Start struct {
-	// Late is the time from when the work first fitted until it begins, with the wait for a free slot. It is below 0
-	// if unknown. Of the tickets of one take it is known only for the first.
+	// Late is the time from when the work first fitted until it begins, including the wait for a free slot. It is below
+	// 0 if unknown. Of the tickets of one take it is known only for the first.
 	Late time.Duration
 
 	Policy string
@@ -72,7 +72,7 @@ func (l *Limiter) logPanic(function string, value any) {
 		"function", function, "panic", fmt.Sprint(value), "stack", string(debug.Stack()))
 }
 
-// tell tells the observer of an event. Without one it costs nothing, as the event becomes an interface last.
+// tell tells the observer of an event. Without one it costs nothing: the event becomes an interface in the last line.
 func tell[Event any](l *Limiter, event Event) {
 	if l.observer == nil {
 		return

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-const followWithin = 2 * time.Second // in which other processes learn of changes
+const followWithin = 2 * time.Second // other processes learn of changes within this time
 
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's name and
 // its own name, algorithm and scope stay. The line of a removed policy can be taken from until it is empty, and its
@@ -59,8 +59,8 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	return nil
 }
 
-// leave counts the tickets of a removed policy's line now and then. When it found none twice, Lines omits
-// it. It begins when other processes know of the change: until then they may join it.
+// leave counts the tickets in a removed policy's line every 10 seconds. Once two counts in a row find none, Lines omits
+// the line. The first count comes when other processes know of the removal: until then they may join the line.
 func (l *Limiter) leave(cp *compiledPolicy) {
 	cp.removed.Store(true)
 	time.AfterFunc(5*followWithin, func() {
@@ -105,8 +105,8 @@ func (l *Limiter) Policies() (all []Policy) {
 	return all
 }
 
-// Match returns the policy whose Policy.Match matches a task type, or false. For work that waits or waited in line
-// that policy may have been removed. Like Lookup, this is cheap, and its result lacks Match, Tenants and Windows.
+// Match returns the policy whose Policy.Match matches a task type, or false. With `waited`, for work that is or was in
+// line, it may be a removed policy. Like Lookup, Match is cheap, and its result lacks Match, Tenants and Windows.
 func (l *Limiter) Match(taskType string, waited bool) (Policy, bool) {
 	for cp := range l.policies.Load().live {
 		if (waited || !cp.removed.Load()) && cp.Matches(taskType) {

@@ -46,14 +46,14 @@ type Policy struct {
 
 	// FailOpen lets Reserve and Wait grant while Redis does not answer, unless operators pause the tenant, and report it
 	// in Decision.FailedOpen. By default they return ErrUnavailable, or their context's error if that ends first. If
-	// Redis hangs they wait 5 seconds, or longer by the client's ReadTimeout, and as long again for a call under way.
+	// Redis hangs they wait 5 seconds, or up to the client's ReadTimeout longer, and as long again for a call under way.
 	FailOpen bool
 
 	// KeepRate lets windows grant as much as ever after a pause by the upstream. By default grants are spread evenly
 	// over the period, until no call was refused for as long as 600 calls take: at least a minute, at most an hour.
-	// Later refusals lower the rate by an eighth, at most once in half a period or 30 s, the shorter, down to a 64th
-	// of the limit. It then grows again. All workers adapt so, in the counts that UpstreamShared selects, by windows
-	// of the shortest period; Calendar and Concurrency windows do not.
+	// Later refusals lower the rate by an eighth, at most once in the shorter of half a period and 30 s, down to a
+	// 64th of the limit. The rate then grows again. All workers adapt alike, in the counts that UpstreamShared selects,
+	// by the windows of the shortest period. Calendar and Concurrency windows do not adapt.
 	KeepRate bool
 
 	// Match lists globs over the types of tasks that this policy guards: "*" matches any bytes or none, "?" one byte,
@@ -64,16 +64,16 @@ type Policy struct {
 	// MaxPause bounds pauses, whatever the upstream asks for: 1ms to MaxPeriod. The default is 1 hour.
 	MaxPause time.Duration
 
-	// MaxRefusedWait fails a worker's task by a worker.GivenUpError if its next start would be so long
-	// after the first refusal by the upstream: 0 to MaxPeriod. The default, 0, is no limit.
+	// MaxRefusedWait fails a worker's task by a worker.GivenUpError if its next start would come later than
+	// this after the upstream's first refusal: 0 to MaxPeriod. The default, 0, is no limit.
 	MaxRefusedWait time.Duration
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
 	// Observe grants every request, and reports in Decision.Observed what would be denied, and for how long. Sliding
-	// and Fixed windows count as GCRA windows with a Burst of their Limit, and count anew when Observe changes. What
-	// waits when that begins starts at once. Operators' pauses deny all the same.
+	// and Fixed windows count as GCRA windows with a Burst of their Limit, and count anew when Observe changes. Tickets
+	// that wait when Observe is set start at once. Operators' pauses still deny.
 	Observe bool
 
 	// Shards spreads the tenants over hash tags, each with a line, for several primaries of a Redis Cluster: 1
@@ -83,7 +83,7 @@ type Policy struct {
 	// Tenants has the settings of single tenants, by name, unless Config.Tenants finds them.
 	Tenants map[string]Tenant
 
-	// UpstreamShared applies what the upstream reports to the counts that all tenants share, as where they use one
+	// UpstreamShared applies what the upstream reports to the counts that all tenants share, such as where they use one
 	// key of the API. By default it applies to the counts of the call's tenant. Where a policy has no such
 	// count, it applies to all counts of the call.
 	UpstreamShared bool
@@ -103,21 +103,21 @@ type Window struct {
 	// Lease is how long a Concurrency window holds units without a renewal: 1s to 24h. The default is 30s.
 	Lease time.Duration
 
-	// Limit, required, is how many units fit in one period: 1 to MaxLimit, or at once in Concurrency: to 10,000.
+	// Limit, required, is how many units fit in one period: 1 to MaxLimit; for Concurrency at once: 1 to 10,000.
 	Limit int64
 
 	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream. Units count
-	// for Period and Margin; Fixed and Calendar windows reset Margin later, and count what they grant within
-	// Margin of a reset on both sides. It is at most Period, and for Calendar and Fixed less than half the time
+	// for Period plus Margin. Fixed and Calendar windows reset Margin later, and count a grant within Margin of
+	// a reset before and after it. Margin is at most Period, and for Calendar and Fixed less than half the time
 	// between two resets. The default is 0. Concurrency windows have none.
 	Margin time.Duration
 
 	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
 	Name string
 
-	// Per is the scope: the attributes that the window counts by. It has a count for each combination of their
-	// values. At most MaxAttributes different ones, each 1 to 64 of the characters A-Z a-z 0-9 _ . - in any
-	// order. The default is the tenant.
+	// Per is the scope: the attributes that the window counts by. The window has a count for each combination of
+	// their values. Per has at most MaxAttributes different ones, in any order, each of 1 to 64 of the characters
+	// A-Z a-z 0-9 _ . - The default is the tenant.
 	Per []string
 
 	// Period is the time that Limit applies to: 1ms to MaxPeriod. It is required, but Calendar and Concurrency have none.
@@ -142,14 +142,14 @@ type Tenant struct {
 	// Exempt tenants are counted, but denied only while operators pause them.
 	Exempt bool
 
-	// Weight is the share of windows and handler slots while tenants wait: 0.001 to 1e6; by default 1.
+	// Weight, relative to others', sets the share of windows and slots while tenants wait: 0.001 to 1e6; by default 1.
 	Weight float64
 
 	// Windows has own limits, by the names of windows whose scope contains the tenant.
 	Windows map[string]Override
 }
 
-// An Override replaces numbers of a window for one tenant. Zero fields keep the window's; a default Burst is the Limit.
+// An Override replaces a window's numbers for one tenant. Zero fields keep the window's; a default Burst follows Limit.
 type Override struct {
 	Burst int64 `json:"burst,omitempty"` // Window.Burst, in units; of GCRA windows
 	Limit int64 `json:"limit,omitempty"` // Window.Limit, in units

@@ -10,7 +10,7 @@ import (
 
 const (
 	refreshTimeout = time.Minute
-	refreshEvery   = time.Minute      // as tenants' settings change, and other processes join by older ones
+	refreshEvery   = time.Minute      // tenants' settings change, and other processes may join by older ones
 	refreshPart    = 1000             // refreshes take at most 1/refreshPart of the time
 	refreshAgain   = 10 * time.Second // after an error
 )

@@ -23,8 +23,8 @@ type Request struct {
 	Cost map[string]int64
 
 	// Deadline is a time by this machine's clock. A request that is denied or joins a line is refused, by a
-	// *DeniedError, if it cannot start before then, even if all leave but those of its tenant, class, attributes and
-	// queue. Limiter.Wait ignores it. The default, zero, is no limit.
+	// *DeniedError, if it could not start before then even if all requests of other tenants, classes, attributes and
+	// queues left. Limiter.Wait ignores it. The default, zero, is no limit.
 	Deadline time.Time
 
 	// Front lets a ticket join before others of its tenant, class, attributes and queue, for a job that has had its turn.
@@ -34,12 +34,12 @@ type Request struct {
 	Key string
 
 	// MaxHold bounds how long the work holds what Concurrency windows grant, such as a job's timeout. Expected
-	// starts of others use it, unless Line.Take grants the request. The default, 0, is not known.
+	// starts of others use it, unless Line.Take grants the request. The default, 0, means unknown.
 	MaxHold time.Duration
 
-	// MaxWait bounds the time in line. Limiter.Wait gives up after it. Others refuse a request that is
-	// denied or joins a line and may have to wait longer, by a *DeniedError. The default, 0, is no
-	// limit. Below 0, nothing waits.
+	// MaxWait bounds the time in line. Limiter.Wait gives up after it. Other methods refuse, by a
+	// *DeniedError, a request that is denied or joins a line and may have to wait longer. The default,
+	// 0, is no limit. Below 0, nothing waits.
 	MaxWait time.Duration
 
 	// Policy is the policy's name. It is required, except by methods of a Line.
@@ -96,7 +96,7 @@ func (r Request) CostOf(unit string) int64 {
 
 // A Ticket identifies who stands in a line. Both fields may have any bytes.
 type Ticket struct {
-	Queue string // of which servers take tickets: TakeOptions.Queues
+	Queue string // servers take tickets by queues: see TakeOptions.Queues
 	ID    string // unique in the queue; required
 }
 

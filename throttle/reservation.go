@@ -11,8 +11,8 @@ import (
 
 // A Reservation is granted capacity. It may be copied. Its methods are safe for concurrent use.
 //
-// A reservation that failed open has no units, and neither has the zero one: their methods do nothing, but
-// Pause works after failing open, and fails for the zero one. One that was decoded has no limiter: see Limiter.Attach.
+// A reservation that failed open has no units, nor has the zero Reservation. Their methods do nothing, except Pause:
+// it works after failing open, and fails for the zero Reservation. A decoded one has no limiter: see Limiter.Attach.
 type Reservation struct {
 	Request
 	At time.Time // when it was granted, by the clock of Redis, to the microsecond; zero if it failed open
@@ -59,12 +59,12 @@ func (r Reservation) Cancel(ctx context.Context) (Refund, error) {
 
 // Settle corrects the reservation to its real cost, per unit, in all windows but Concurrency windows. Overestimates
 // are refunded at once, as far as they still count. Underestimates are charged at once, even above the limit, and
-// later requests wait for them. Units that actual does not name stay as they are. After several calls that charge, a
-// refund is made as if the first had charged all: a part of it may go on counting for up to a period. A higher cost
-// after a lower one is charged even if the lower one had refunded nothing any more.
+// later requests wait for them. Units that actual does not name stay as they are. After several Settles that charge, a
+// refund gives units back as if the first had charged all of them: some may go on counting for up to a period. A higher
+// cost after a lower one is charged, even if the lower one came too late to refund anything.
 //
-// It returns the corrected reservation. Settle and Cancel go by the last correction, called on
-// the old reservation or on the corrected one. After a Cancel, Settle changes nothing. Errors are Limiter.Reserve's.
+// It returns the corrected reservation. Settle and Cancel go by the last correction, whether they are called on the
+// old reservation or on the corrected one. After a Cancel, Settle changes nothing. Errors are Limiter.Reserve's.
 func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reservation, error) {
 	o, err := r.operation(ctx)
 	if o == nil {
@@ -96,8 +96,8 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	return r, nil
 }
 
-// neverCounted returns the windows, from 1, that have not counted a reservation: the policy that
-// granted it had other windows. They give nothing back for it, as others may have those units.
+// neverCounted returns the windows, by numbers from 1, that have not counted a reservation, as its policy had other
+// windows when it was granted. They must give nothing back for it: those units may be of other reservations.
 func (o *operation) neverCounted(r Reservation) (windows []int) {
 	if r.grantor == o.compiledPolicy {
 		return nil
@@ -165,9 +165,9 @@ func (r Reservation) Release(ctx context.Context) error {
 	return err
 }
 
-// Renew extends what Concurrency windows hold for the reservation to one lease from now. It returns false if that was
-// given back, or if the lease expired and others have the room or wait for it: the work must end. Hold calls it in
-// time. Errors are Limiter.Reserve's.
+// Renew extends what Concurrency windows hold for the reservation to one lease from now. It returns false if the
+// units were given back, or if the lease expired and others have the room or wait for it: the work must end. Hold
+// calls Renew in time. Errors are Limiter.Reserve's.
 func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 	o, err := r.operation(ctx)
 	if err != nil || r.Lease() == 0 {
@@ -178,7 +178,7 @@ func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 }
 
 // Lease returns how long Concurrency windows hold the reservation's units without a Renew: the
-// shortest Window.Lease among them; 0 if they hold none, or after a Settle to 0: then Renew the original one.
+// shortest Window.Lease among them; 0 if they hold none, or after a Settle to 0: then Renew the original.
 func (r Reservation) Lease() time.Duration {
 	cp, err := r.policy()
 	if cp == nil || err != nil {
@@ -212,7 +212,7 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	}
 	tenant, _ := r.limiter.tenant(ctx, cp, r.Tenant)
 	o, err := cp.newOperation(r.Request, tenant)
-	if err != nil { // the policy has other scopes by now: they have not counted it
+	if err != nil { // the policy has other scopes by now, which have not counted the reservation
 		r.Request.Policy = ""
 		return cp.newOperation(r.Request, tenant)
 	}

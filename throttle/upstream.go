@@ -83,8 +83,8 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 }
 
 // ReportRemaining reports what the upstream has left, by its answer to the reservation's call: 0 to MaxLimit units,
-// until a reset in more than 0 and at most MaxPeriod. Until then windows of the unit grant no more, less what they
-// granted since the reservation; at a first report only sliding windows know that. Scopes and errors are Pause's.
+// until a reset in more than 0 and at most MaxPeriod. Until then windows of the unit grant no more than that, less
+// their grants since the reservation: at a first report only sliding windows know these. Scopes and errors are Pause's.
 func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int64, reset time.Duration) error {
 	cp, err := r.policy()
 	switch {
@@ -102,7 +102,7 @@ func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int
 	return err
 }
 
-// report sends what the upstream says of the scopes that Policy.UpstreamShared selects, also of a removed policy.
+// report sends what the upstream says about the scopes that Policy.UpstreamShared selects, even of a removed policy.
 func (r Reservation) report(ctx context.Context, ask script.Request) (*operation, script.Answer, error) {
 	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, true)
 	if err != nil {

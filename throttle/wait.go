@@ -11,8 +11,8 @@ import (
 )
 
 // Wait is Reserve, but a denied request waits in line until it is granted, until ctx ends, or for Request.MaxWait. If
-// that is too late, the error is a *DeniedError whose Cause is context.DeadlineExceeded, at once where Wait knows it
-// beforehand. With a MaxWait below 0, Wait does not wait, and a denial is a *DeniedError without a Cause. In a job,
+// it is not granted in time, the error is a *DeniedError whose Cause is context.DeadlineExceeded, at once where Wait
+// can tell. With a MaxWait below 0, Wait does not wait, and a denial is a *DeniedError without a Cause. In a job,
 // Wait denies up to half a second before ctx ends. If ctx is cancelled, or ends during a call to Redis, the error
 // wraps ctx.Err() and its cause. Other errors are Reserve's.
 //
@@ -120,7 +120,7 @@ func (c *claims) wait(
 	if err := ctx.Err(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return d, false, fmt.Errorf("throttle: %s: %w", d.Reason(), contextError(ctx))
 	}
-	d.RetryIn = max(d.RetryIn-time.Since(joined), time.Millisecond) // from now on, as the caller may act on it
+	d.RetryIn = max(d.RetryIn-time.Since(joined), time.Millisecond) // from now, when the caller may act on it
 	return Decision{}, false, tooLate(o.request, d)
 }
 

@@ -9,10 +9,10 @@ import (
 )
 
 // A Count is how an API counts the calls of one caller: it accepts or refuses a call that arrives
-// at a time, since any beginning. Calls arrive in the order of time, from one goroutine at a time.
+// at a time, since some beginning. Calls arrive in the order of time, from one goroutine at a time.
 type Count func(at time.Duration) bool
 
-// HalvedCount accepts as many calls in any span of the period as the limit says, and half as many between two times.
+// HalvedCount accepts as many calls in any span of the period as the limit says, half as many between two times.
 func HalvedCount(limit int, period, from, until time.Duration) Count {
 	return changingCount(period, func(at time.Duration) int {
 		if at >= from && at < until {

@@ -33,7 +33,7 @@ func Findings(ctx context.Context, client redis.UniversalClient) ([]string, erro
 	return all, err
 }
 
-// server checks one server for settings that break promises without an error. Of others Redis itself complains.
+// server checks one server for settings that break promises without an error. Redis itself reports other bad settings.
 func server(ctx context.Context, client redis.UniversalClient) (findings []string, err error) {
 	name := "redis"
 	if c, ok := client.(*redis.Client); ok {
@@ -52,7 +52,7 @@ func server(ctx context.Context, client redis.UniversalClient) (findings []strin
 	}
 	var refused redis.Error
 	if err = errors.Join(err, infoErr); errors.As(err, &refused) && !redis.IsAuthError(err) {
-		err = nil // Redis does not say, mostly as the user may not ask: no finding
+		err = nil // Redis does not tell, mostly as its user may not ask: no finding
 	}
 	return findings, err
 }

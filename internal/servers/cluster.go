@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// nodeTimeout is after how long without an answer nodes of a Cluster with replicas suspect one, else after a minute.
+// nodeTimeout is how long a node may be silent before the others suspect it, in a Cluster with replicas; else a minute.
 const nodeTimeout = 1000 * time.Millisecond
 
 // A RedisCluster is a running Redis Cluster. The slots are spread evenly over its first nodes, the

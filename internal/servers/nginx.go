@@ -51,7 +51,7 @@ func Nginx(t testing.TB, upstream string, zones ...Zone) *NginxProcess {
 	return &NginxProcess{p, dir}
 }
 
-// Logged is how many answers of a status nginx has written down.
+// Logged returns how many answers of a status nginx has logged.
 func (p *NginxProcess) Logged(status int) (int, error) {
 	text, err := os.ReadFile(filepath.Join(p.dir, "access.log"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -94,7 +94,7 @@ func startOnFreePort(log string, command func(port int) (*exec.Cmd, error)) (*Pr
 			return nil, err
 		}
 		p := &Process{Addr: fmt.Sprintf("127.0.0.1:%d", port), exited: make(chan struct{})}
-		// Another test that starts a server would be answered by ours: so a server's UDP port is taken too.
+		// If another test chose this port too, our server would answer it: so each server also claims its UDP port.
 		if p.claim, err = net.ListenPacket("udp", p.Addr); err != nil {
 			continue
 		}

@@ -7,8 +7,8 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// Parse is cron.ParseStandard, except where the zone of Next's argument sets its clock. A time that is skipped comes
-// at that moment, unless the expression has a time in every hour. A midnight comes once, if it has no other times.
+// Parse is cron.ParseStandard, except where the clock changes in the zone of Next's argument. A time that is skipped
+// comes at the change, unless every hour has one. A repeated time comes twice, except where midnight is the only time.
 func Parse(expression string) (cron.Schedule, error) {
 	schedule, err := cron.ParseStandard(expression)
 	if spec, ok := schedule.(*cron.SpecSchedule); ok {

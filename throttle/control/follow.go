@@ -43,7 +43,7 @@ type Follower struct {
 	version     int64             // the published version that is in force here; 0: its own policies
 	reported    time.Time         // when report last wrote the version
 	offset      time.Duration     // of the clock of Redis
-	readFailed  bool              // the last time
+	readFailed  bool              // by the last look
 }
 
 // Follow keeps the limiter of a Store up to date with it, from now until Close. It reads the Store
@@ -118,7 +118,7 @@ func (f *Follower) look(ctx context.Context) {
 	}
 }
 
-// report lists this process under the policies that it runs, for others, or with false removes it there.
+// report lists this process under the policies that it runs, for others to see, or with false removes it from there.
 func (f *Follower) report(follows bool) {
 	if f.readFailed {
 		return

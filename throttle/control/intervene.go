@@ -25,7 +25,7 @@ func fieldOf(kind, policy, tenant string) string {
 func (s *State) add(field, value string) error {
 	kind, names, _ := strings.Cut(field, " ")
 	_, escaped, _ := strings.Cut(names, " ")
-	tenant, badName := url.QueryUnescape(escaped) // its bytes: JSON has them only if they are UTF-8
+	tenant, badName := url.QueryUnescape(escaped) // not from JSON, which has only UTF-8
 	number, text, _ := strings.Cut(value, " ")
 	n, err := strconv.ParseInt(number, 10, 64)
 	switch kind {
@@ -164,7 +164,7 @@ func DescribeOverride(o throttle.TenantOverride) string {
 	return strings.Join(parts, ", ")
 }
 
-// Describe describes the override of a tenant (Paused: the pause): end, author, reason. It is empty if there is none.
+// Describe describes a tenant's override, or for kind Paused its pause: end, author, reason. It is empty without one.
 func (s State) Describe(kind, policy, tenant string) string {
 	until := func(end time.Time, who, why string) string {
 		return fmt.Sprintf(" until %s UTC by %s: %s", end.UTC().Format(time.DateTime), quote.Name(who), quote.Name(why))

@@ -83,7 +83,7 @@ type State struct {
 	// Policies are the published policies, with their defaults. It is nil if none were published.
 	Policies []throttle.Policy
 
-	// Removed are policies that were published earlier, as they were last: tickets that still wait start by them.
+	// Removed are the last versions of policies that were published earlier: tickets that still wait start by them.
 	Removed []throttle.Policy `json:",omitempty"`
 
 	// PoliciesErr says why Policies cannot be read, perhaps because this program is older than they are.
@@ -93,7 +93,7 @@ type State struct {
 	Version int64 `json:"-"`
 
 	mark      string // of the last change
-	published string // what Redis has of policies: the version and JSON. After data was lost a version may come again
+	published string // the version and JSON of the policies: after a loss of data a version may come again
 }
 
 var (
@@ -158,8 +158,8 @@ var ErrConflict = errors.New("control: other policies were published meanwhile: 
 // Publish puts policies in force on all limiters that follow. They replace the policies of a version, 0
 // if none were published. It returns the new version, or the same one if nothing differs.
 //
-// Errors are one for no policies, a *throttle.PolicyError, ErrConflict, one that names Author's field, or wrap an error
-// of Redis, after which the policies may be in force all the same.
+// It fails for no policies, with a *throttle.PolicyError, with ErrConflict, or with an error that names Author's field.
+// Other errors wrap one of Redis, after which the policies may be in force all the same.
 func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version int64, author Author) (int64, error) {
 	if len(policies) == 0 {
 		return 0, errors.New("control: no policies: must be at least one, as none would guard nothing")
@@ -197,7 +197,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	return s.change(ctx, "policies", string(text), 0, version, change)
 }
 
-// removed returns the policies with a line that is not in `lines`: published, or removed while tickets wait.
+// removed returns policies with a line that is not in `lines`: published ones, and removed ones with tickets in line.
 func (s *Store) removed(ctx context.Context, old State, lines []string) (removed []throttle.Policy, err error) {
 	for i, p := range slices.Concat(old.Policies, old.Removed) {
 		l, err := s.newLimiter([]throttle.Policy{p})

@@ -9,11 +9,11 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// untilRead calls end when the response's body is read to its end or closed, or ctx, of the call, ends; or if the
-// protocol was switched, only when it is closed, as it is when call ends. It may call end several times.
+// untilRead calls end when the response's body is read to its end or closed, or when ctx ends. After a protocol switch
+// it calls end when the connection is closed, and closes that when `call` ends. It may call end several times.
 func untilRead(ctx, call context.Context, resp *http.Response, end func()) {
 	conn, ok := resp.Body.(io.ReadWriteCloser)
-	if ok && resp.StatusCode == http.StatusSwitchingProtocols { // http.Transport heeds its context no more
+	if ok && resp.StatusCode == http.StatusSwitchingProtocols { // http.Transport no longer watches the context
 		stop := context.AfterFunc(call, func() { conn.Close(); end() })
 		resp.Body = &duplex{conn, call, func() { stop(); end() }}
 		return
@@ -47,7 +47,7 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// lost returns the error of a call, with throttle.ErrLeaseLost if the call was ended by that. HTTP/2 hides it.
+// lost returns the error of a call, joined with throttle.ErrLeaseLost if that ended the call: HTTP/2 hides the cause.
 func lost(call context.Context, err error) error {
 	cause := context.Cause(call)
 	if err == nil || err == io.EOF || errors.Is(err, cause) || !errors.Is(cause, throttle.ErrLeaseLost) {

@@ -44,7 +44,7 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 	return 0, false
 }
 
-// nothingLeft reports whether a field says that nothing is left, even if it does not say until when.
+// nothingLeft reports whether a field says that nothing is left, even if no field says until when.
 func nothingLeft(h http.Header) bool {
 	for field := range h {
 		for _, prefix := range remainingFields {
@@ -105,8 +105,8 @@ func RetryAfter(resp *http.Response) (time.Duration, bool) {
 	return number(value, time.Second)
 }
 
-// number parses a number of units of time, 0 or more, with or without a fraction. Larger ones than
-// twice throttle.MaxPeriod become that.
+// number parses a number of units of time, 0 or more, with or without a fraction. A time above twice
+// throttle.MaxPeriod becomes that.
 func number(value string, unit time.Duration) (time.Duration, bool) {
 	n, err := strconv.ParseFloat(value, 64)
 	if err != nil || math.IsNaN(n) || n < 0 {

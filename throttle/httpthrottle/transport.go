@@ -38,9 +38,9 @@ type TransportConfig struct {
 	// costs nothing if Base reports connections to net/http/httptrace, as *http.Transport does.
 	Base http.RoundTripper
 
-	// LearnOnly reserves nothing: for calls of jobs that took their cost when they began. Refusals pause the policy
-	// all the same. Remaining units are learnt if the Caller's Decision is of the call's policy, tenant and
-	// attributes.
+	// LearnOnly reserves nothing: for calls of jobs that took their cost when they began. Refusals still pause
+	// the policy. Remaining units are learnt if the Caller's Decision has the policy, tenant and attributes of
+	// the call.
 	LearnOnly bool
 
 	// Limiter decides. It is required.
@@ -132,12 +132,12 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 // RoundTrip makes the call if it fits, and never repeats it. Each call of a chain of redirects
 // counts. A refusal is a response like any other, and the job's worker learns of it too.
 //
-// Slots in Concurrency windows are held until the response's body is read to its end or closed, or the context ends;
-// of a switched protocol until it is closed, which the end of the context does. A call that loses its slot earlier ends
-// with throttle.ErrLeaseLost.
+// Slots in Concurrency windows are held until the response's body is read to its end or closed, or the context ends.
+// After a protocol switch they are held until the connection is closed: at the end of the context RoundTrip closes it.
+// A call that loses its slot earlier ends with throttle.ErrLeaseLost.
 //
-// After an *UnidentifiedError, a *CountedError or one of throttle.Limiter.Wait, such as a
-// *throttle.DeniedError, or if the context ended before, the call was not made. Other errors are Base's.
+// After an *UnidentifiedError, a *CountedError or an error of throttle.Limiter.Wait, such as a *throttle.DeniedError,
+// the call was not made, nor if the context ended before. Other errors are Base's.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	caller := throttle.CallerFrom(req.Context())
 	r, ok := t.identify(req, caller)
@@ -222,11 +222,11 @@ func (t *Transport) call(
 	}
 	work, drop, held := outer, func() {}, d.Reservation.Lease() > 0 // by the policy as it is before the call
 	if held {
-		work, drop = context.WithCancel(outer) // else the context of a hold that is cancelled lives as long as outer
+		work, drop = context.WithCancel(outer) // else a cancelled hold's context lives as long as outer
 	}
 	ctx := d.Reservation.Hold(work)
 	var released atomic.Bool
-	end, reading := func() { // again at Close, if that failed at the body's end
+	end := func() { // called again at Close, if the release failed at the body's end
 		if drop(); released.Load() {
 			return
 		}
@@ -235,7 +235,8 @@ func (t *Transport) call(
 			t.c.Logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out",
 				"policy", d.Policy, "error", err)
 		}
-	}, false
+	}
+	reading := false // the caller reads the body: untilRead calls end
 	defer func() {
 		if !reading { // even if Base or Refusal panics
 			end()
@@ -250,7 +251,7 @@ func (t *Transport) call(
 	sentAt := time.Now()
 	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
 	if resp == nil || err != nil {
-		_, reports := t.c.Base.(*http.Transport) // which fails some calls without looking for a connection
+		_, reports := t.c.Base.(*http.Transport) // it may fail before it looks for a connection
 		if (reports || connects.Load()) && !connected.Load() {
 			t.cancel(outer, d.Reservation)
 		}

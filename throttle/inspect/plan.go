@@ -32,7 +32,7 @@ type Demand struct {
 // PlanOptions are the options of Plan.
 type PlanOptions struct {
 	Deadline time.Time        // requests are late that end after it; by default none is
-	Limits   map[string]int64 // replace some of Snapshot.Limits; limits of other windows of that name change by as much
+	Limits   map[string]int64 // replace some of Snapshot.Limits; other windows of that name change by the same amount
 
 	// Open returns the earliest time, from the given one on, at which demands may start. The default is any time.
 	Open func(from time.Time) time.Time
@@ -50,8 +50,8 @@ type Plan struct {
 	Finish            // of all demands together
 	Tenants []Finish  `json:"tenants"` // the tenant with most requests first
 
-	// Unknown are windows, and throttle.BySlots, that are not counted, as nobody knows how long requests hold them,
-	// or how many slots there are: demands may take longer.
+	// Unknown are windows, and throttle.BySlots, that the plan does not count, as it is not known how long requests
+	// hold them, or how many slots there are: demands may take longer.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
@@ -60,15 +60,15 @@ type Finish struct {
 	Tenant    string    `json:"tenant,omitempty"`     // Demand.Tenant
 	Count     int       `json:"waiting"`              // requests
 	Binds     string    `json:"binds,omitempty"`      // what the last waits for longest: a window, or throttle.BySlots
-	Expected  time.Time `json:"expected,omitzero"`    // Plan.At if there is none; zero after MaxPlan, or with NeverFits
+	Expected  time.Time `json:"expected,omitzero"`    // Plan.At without requests; zero after MaxPlan, or with NeverFits
 	Late      int       `json:"late,omitempty"`       // how many have not ended by PlanOptions.Deadline
 	NeverFits string    `json:"never_fits,omitempty"` // a window that can never grant one of them
 }
 
-// Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It
-// simulates the lines, from what their windows had counted, what waited and pauses. What waits and is no
-// demand holds what it gets as long as the longest demand. Plan leaves out how an upstream has slowed the policy
-// down (Policy.KeepRate), priorities of queues, and who holds slots now. Errors may be *throttle.RequestErrors.
+// Plan returns when demands would have ended, if nothing else comes and all takers ask in time. It simulates the lines,
+// from the counts of their windows, the tickets in line and pauses. A ticket of no demand holds its grant as long as
+// the longest demand. Plan leaves out how an upstream has slowed the policy down (Policy.KeepRate), priorities
+// of queues, and who holds slots now. Errors may be *throttle.RequestErrors.
 func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 	for name, n := range o.Limits {
 		if s.Limits[name] == 0 && len(s.backlogs) > 0 || n < 1 { // without demands no windows are known
@@ -115,9 +115,9 @@ func (f Finish) merge(others Finish) Finish {
 
 // Simulate returns two forecasts of when all that waits for a policy is done: by the policy in force, and by a
 // variant of it, such as with another limit or weight. Both begin with what windows of the same name, algorithm and
-// scope have counted. What operators have put in force applies to both, but in the variant `overrides` replace their
-// tenants' overrides; their Until is ignored. For what it leaves out see Plan. An error may be a *throttle.PolicyError
-// of the variant, or a *throttle.RequestError of a ticket that joined by other scopes.
+// scope have counted. What operators have put in force applies to both, but in the variant `overrides` replace the
+// overrides of their tenants, whatever their Until. For what is left out see Plan. An error may be a
+// *throttle.PolicyError of the variant, or a *throttle.RequestError of a ticket that joined by other scopes.
 func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overrides ...throttle.TenantOverride) (
 	now, then Plan, err error) {
 	lines, err := i.lines(variant.Name)
@@ -183,7 +183,7 @@ type backlog struct {
 type tickets struct {
 	*throttle.Expectation
 	Finish         // of a demand
-	demand bool    // they are one
+	demand bool    // they are of a demand
 	joined int64   // how many of a demand stand in line
 	left   int64   // that have not started
 	hold   int64   // us for which each holds what it takes; 0 if unknown, then it ends when it starts
@@ -236,8 +236,8 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 	return s, nil
 }
 
-// read adds a line: what waits there, and then the demands that b has. If it has none, all that waits is a demand. What
-// is taken meanwhile counts twice. Values that b has are not read again.
+// read adds a line: the tickets there, and then the demands that b has. If b has none, all tickets are demands. Tickets
+// taken meanwhile count twice. Values that b has are not read again.
 func (s *Snapshot) read(ctx context.Context, b *backlog, flows []State) error {
 	expectations := []*throttle.Expectation{{Ask: true}} // the first one stands for all tenants together
 	for _, f := range flows {

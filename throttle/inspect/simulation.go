@@ -17,7 +17,7 @@ const (
 	pacedPeriod = time.Minute
 	paceBurst   = int64(100 * time.Millisecond / time.Microsecond)
 	lapse       = int64(20 * time.Millisecond / time.Microsecond)
-	whole       = 1e8 // what a tag moves by for all units of a window
+	whole       = 1e8 // how far a tag moves for all units of a window
 	slot        = 1e5 // and for a slot
 )
 
@@ -59,7 +59,7 @@ func (s *Snapshot) simulation(o PlanOptions) *simulation {
 	return sim
 }
 
-// limit returns a limit, at least 1. Options that set the one in Snapshot.Limits change all of its name by as much.
+// limit returns a window's limit, at least 1. PlanOptions.Limits changes all windows of a name by the same amount.
 func (s *simulation) limit(window string, inForce int64) int64 {
 	return max(1, inForce+cmp.Or(s.PlanOptions.Limits[window], s.Snapshot.Limits[window])-s.Snapshot.Limits[window])
 }
@@ -137,7 +137,7 @@ type simFlow struct {
 
 	tickets []*tickets
 	key     float64          // it orders flows: until when this one waits; on its side, the tag by which it goes
-	waited  map[string]int64 // us, by cause; on its side, less what simLine.waited was when it came: see wait, startOne
+	waited  map[string]int64 // us, by cause; on its side, less simLine.waited of its arrival there: see wait, startOne
 }
 
 // flow returns the flow of an expectation.
@@ -299,8 +299,8 @@ func (f *simFlow) wait(t int64) {
 	}
 }
 
-// fits returns when the next ticket of a flow has room at a level, and the window that gets room last: windows that
-// have room keep it until then. Pauses, and the time from which on demands may start, have no name.
+// fits returns when the next ticket of a flow has room at a level, and the name of the window that gets room last: the
+// others keep their room until then. Pauses, and the time from which on demands may start, have no name.
 func (f *simFlow) fits(t int64, level int) (at int64, name string) {
 	at = t
 	if open := f.line.sim.Open; level == ownLevel && open != nil && f.tickets[0].demand {

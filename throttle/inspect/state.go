@@ -21,7 +21,7 @@ type Query struct {
 	After  string // PolicyState.Next of the page before; empty for the first page
 	Limit  int    // about how many tenants a page has; at most MaxLimit, which is the default
 	Policy string // required
-	Tenant string // the only one, even if it does not wait where windows count by the tenant alone; empty for all
+	Tenant string // the only one, even if it does not wait, if windows count by the tenant alone; empty for all
 }
 
 // A PolicyState describes a policy now: what all tenants share, and which of them wait.
@@ -56,8 +56,8 @@ type State struct {
 	Waiting    int64             `json:"waiting"`              // tickets, and calls that wait in place
 	Oldest     time.Time         `json:"oldest,omitzero"`      // of a tenant: when the oldest began to wait
 	Exempt     bool              `json:"exempt,omitempty"`     // the tenant is denied by operators' pauses only
-	Weight     float64           `json:"weight,omitempty"`     // by which the line counts it
-	Share      float64           `json:"share,omitempty"`      // of its weight in all weights of the queue: 0 to 1
+	Weight     float64           `json:"weight,omitempty"`     // as the line has it
+	Share      float64           `json:"share,omitempty"`      // its weight's part of all weights of the queue: 0 to 1
 
 	// Of a ticket: its position among the Waiting, from 1; its cost by unit; and when it began to wait, even if its
 	// task ran since. Of a tenant only Cost: the average of its tickets.
@@ -65,12 +65,12 @@ type State struct {
 	Cost     map[string]int64 `json:"cost,omitempty"`
 	Since    time.Time        `json:"since,omitzero"`
 
-	// Windows of a policy are the ones that all tenants share, of a tenant the others, and of a ticket all, each with
-	// the time of its turn there.
+	// Windows are, of a policy, the ones that all tenants share; of a tenant, the others; and of a ticket, all, each with
+	// the time of the ticket's turn there.
 	Windows []throttle.WindowState `json:"windows"`
 
-	// Binds names what delays the ticket for longest, or a tenant's last one, as throttle.Decision.Binds. Expected is when
-	// that ticket is expected to start, and Latest the upper bound of it: zero where none is known.
+	// Binds names what delays the ticket, or a tenant's last ticket, for longest, as throttle.Decision.Binds. Expected is
+	// when that ticket is expected to start, and Latest the upper bound of Expected: zero where none is known.
 	Binds    string    `json:"binds,omitempty"`
 	Expected time.Time `json:"expected,omitzero"`
 	Latest   time.Time `json:"latest,omitzero"`
@@ -87,9 +87,9 @@ type State struct {
 	weight             int64  // of its flow, in thousandths
 }
 
-// State returns how a policy stands, with a page of the tenants that wait: in it, most tickets first. A tenant of
-// several queues comes once for each. A page costs a few commands, and a call of a script for each 64 tenants, or
-// fewer if there are many windows. For a Query.Tenant it reads all if windows count by other attributes, too.
+// State returns how a policy stands, with a page of the tenants that wait: within the page, most tickets come first. A
+// tenant of several queues comes once for each. A page costs a few commands, and a call of a script for each 64
+// tenants, or fewer if windows are many. For a Query.Tenant it reads all if windows count by other attributes, too.
 //
 // Pages are in no order. A tenant that waits all the time comes at least once, and may come twice. A removed policy has
 // a state while somebody waits for it.

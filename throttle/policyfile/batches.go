@@ -10,7 +10,7 @@ import (
 )
 
 // A Batch is an item under the key "batches", as it is written. Fields that the file leaves out are zero. Package
-// worker/batchfile checks the values of the others.
+// worker/batchfile checks the values of the fields that are given.
 type Batch struct {
 	Duration     time.Duration
 	Ended        string
@@ -47,7 +47,8 @@ type BatchTasks struct {
 	Type      string
 }
 
-// Bad returns an *Error about a field of the batch, such as "schedule". Of a mapping it shows a value that is text.
+// Bad returns an *Error about a field of the batch, such as "schedule". The error shows what the file has for the
+// field; for a mapping it shows the value given, if that is text.
 func (b Batch) Bad(field string, value any, hint string) error {
 	o := b.object
 	f, ok := o.fields[field]

@@ -18,7 +18,7 @@ import (
 
 // An object is a mapping in the file. It is read into a struct whose fields name the keys: see
 // keyOf. A field whose key is left out stays zero, which means the default. So the file may not have
-// an empty text, nor a zero that is not the default. A field whose value cannot be used is reported, and stays zero.
+// an empty text, nor a zero where that is not the default. A field whose value cannot be used is reported, and is zero.
 type object struct {
 	*decoder
 	broken     bool // some of its keys were reported: a key that seems missing may be one of them
@@ -87,7 +87,7 @@ func keysOf(t reflect.Type) (keys []string) {
 	return keys
 }
 
-// mapping reads the keys of a mapping that must be of a type. Errors call it by path.
+// mapping reads the keys of a mapping that must suit a type. Errors call the mapping by path.
 func (d *decoder) mapping(parent *object, path string, line int, n *yaml.Node, t reflect.Type) *object {
 	o := &object{
 		decoder: d, fields: map[string]field{}, items: map[string][]*object{}, kids: map[string]*object{},

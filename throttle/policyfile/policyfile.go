@@ -152,7 +152,7 @@ func (d *decoder) document(data []byte) *yaml.Node {
 	return root.Content[0]
 }
 
-// checkFile checks the rules for all policies together.
+// checkFile checks the rules that hold between policies.
 func (o *object) checkFile(policies []throttle.Policy) {
 	lists := make([][]string, len(policies))
 	for i, p := range policies {
@@ -184,7 +184,7 @@ func (o *object) checkPolicy(p throttle.Policy) {
 	}
 	o.check(alone.Validate())
 	tenants := o.kids["tenants"]
-	if o.errors > tenants.count() {
+	if o.errors > tenants.count() { // some error is outside of the tenants
 		return
 	}
 	o.check(whole.Validate())

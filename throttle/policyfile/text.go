@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// readable returns whether every character of the file may be in it. It reports the first one that may not,
-// because the YAML library does not know its line.
+// readable returns whether YAML allows every character of the file. It reports the first one that YAML does not
+// allow, because the YAML library does not know its line.
 func (d *decoder) readable(data []byte) bool {
 	line := 1
 	for rest := data; len(rest) > 0; {

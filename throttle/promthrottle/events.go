@@ -25,7 +25,7 @@ func (m *Metrics) Observe(event any) {
 	case throttle.Publication:
 		if e.Err != nil {
 			m.unusable.WithLabelValues().Inc()
-			m.version.WithLabelValues() // 0 before the first one: SluiceVersionsDiffer sees that
+			m.version.WithLabelValues() // 0 before the first one, for the alert SluiceVersionsDiffer
 		} else {
 			m.version.WithLabelValues().Set(float64(e.Version))
 		}
@@ -56,7 +56,7 @@ func (m *Metrics) called(c throttle.Call) {
 	m.call.WithLabelValues(c.Policy, c.Script).Observe(c.Took.Seconds())
 }
 
-// ended notes whether the limiter's Redis answered a call. What fails by anything else says nothing of that.
+// ended notes whether the limiter's Redis answered a call. Errors of other kinds say nothing about that.
 func (m *Metrics) ended(policy string, took time.Duration, err error) {
 	switch kindOf(err) {
 	case "", "unavailable", "timeout":

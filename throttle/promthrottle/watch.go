@@ -140,8 +140,8 @@ type outages struct {
 	past   time.Duration        // of all outages that have ended
 }
 
-// note records the end of a call about a policy; with "" it is a scrape, or any call to asynq's Redis. An outage begins
-// when the call that fails began, not when it ended: go-redis may repeat a call that hangs.
+// note records the end of a call about a policy, or with "" of a scrape, or of any call to asynq's Redis. An outage
+// begins when the failed call began, not when it ended: go-redis may repeat a call that hangs.
 func (o *outages) note(policy string, took time.Duration, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -151,7 +151,7 @@ func (o *outages) note(policy string, took time.Duration, err error) {
 	case err != nil:
 		o.failed[policy] = time.Now()
 	case failing > 0:
-		maps.DeleteFunc(o.failed, func(other string, at time.Time) bool { // others may be asked about seldom
+		maps.DeleteFunc(o.failed, func(other string, at time.Time) bool { // calls about other policies may be rare
 			return other == policy || time.Since(at) > 10*time.Second
 		})
 		if len(o.failed) == 0 {

@@ -29,7 +29,7 @@ func InMemory(t testing.TB) Memory {
 	t.Helper()
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
-	closing := &sync.RWMutex{} // miniredis has a data race if a client dials while it closes, and starts again afterwards
+	closing := &sync.RWMutex{} // miniredis has a data race if a client dials while it closes, and dials start it again
 	t.Cleanup(func() {
 		closing.Lock()
 		m.Close()
@@ -48,7 +48,7 @@ func (m Memory) Options() *redis.Options {
 			defer m.closing.RUnlock()
 			return m.Dial()
 		},
-		// Each client needs a config of its own, as it writes to it.
+		// Each client needs a config of its own, as the client writes to it.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 }
@@ -64,8 +64,8 @@ func (m Memory) Client(t testing.TB) *redis.Client {
 // MakeRedisClient returns a client. The caller, such as asynq, closes it.
 func (m Memory) MakeRedisClient() any { return redis.NewClient(m.Options()) }
 
-// NewLimiter returns a limiter in memory, which logs to the test's output. In a bubble of testing/synctest it goes by
-// the bubble's clock: time.Sleep brings the next window, and waits take no time; else by the real clock.
+// NewLimiter returns a limiter in memory, which logs to the test's output. It goes by the real clock, in a bubble
+// of testing/synctest by the bubble's: there time.Sleep brings the next window, and waits take no time.
 func NewLimiter(t testing.TB, policies ...throttle.Policy) *throttle.Limiter {
 	t.Helper()
 	l, err := throttle.New(throttle.Config{

@@ -92,14 +92,14 @@ func (c *Counter) decided(d throttle.Decision) {
 func (c *Counter) add(key count, n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, known := c.sums[key]; n != 0 && (known || key.in == byMinute || len(c.sums) < maxSummed) { // tenants are data
+	if _, known := c.sums[key]; n != 0 && (known || key.in == byMinute || len(c.sums) < maxSummed) { // tenants have no bound
 		c.sums[key] += n
 	}
 }
 
 // Start writes the observed grants and the number of waiting tickets every 10 seconds: by one short command for each
-// line, and a pipeline. It uses the limiter's Redis and Logger. Stop ends that and writes the rest. If Redis hangs it
-// waits 5 seconds, or longer by the client's ReadTimeout, for a write under way, and as long for the last.
+// line, and a pipeline. It uses the limiter's Redis and Logger. `stop` ends that, and writes the rest. If Redis hangs it
+// waits 5 seconds, or up to the client's ReadTimeout longer, for a write under way, and as long again for the last one.
 func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
@@ -125,7 +125,7 @@ func (c *Counter) write(l *throttle.Limiter) {
 		switch n, err := l.Line(line).Len(ctx); {
 		case n > 0:
 			inLine[script.PolicyOf(line)] += n
-		case err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE"): // which delays no other line's sums
+		case err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE"): // a wrong type must not stop all other sums
 			return
 		}
 	}

@@ -16,7 +16,7 @@ type TB interface {
 	Helper()
 }
 
-// Must fails the test by an error.
+// Must ends the test if there is an error.
 func Must(t TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -77,7 +77,7 @@ func Contains(t TB, text, part string, about ...any) {
 	That(t, strings.Contains(text, part), append(about, fmt.Sprintf("%q is not in", part), text)...)
 }
 
-// Err fails the test unless an error is one, or of the type to which a pointer was given, by errors.Is and errors.As.
+// Err fails the test unless an error matches want: an error, by errors.Is, or a pointer to an error type, by errors.As.
 func Err(t TB, err error, want any, about ...any) {
 	t.Helper()
 	one, ok := want.(error)

@@ -36,8 +36,8 @@ type Algorithm struct {
 	// Kind is the letter of File in Lua and in stored state. Algorithms with one File have one Kind.
 	Kind string
 
-	// Lately returns for how long until now a window has granted the units that it counts, such as since its last reset:
-	// WindowState.PerSecond divides by it. Left is the time until it counts nothing.
+	// Lately returns the time, up to now, in which a window granted the units that it counts, such as since its last
+	// reset: WindowState.PerSecond divides by it. Left is the time until the window counts nothing.
 	Lately func(period, left time.Duration) time.Duration
 
 	// Leases is whether units are held until they are given back or their lease runs out.
@@ -46,7 +46,7 @@ type Algorithm struct {
 	// Options are the optional fields that this algorithm has.
 	Options []Option
 
-	// Paced returns, for forecasts, the time over which batches use the window evenly; nil if they do not.
+	// Paced returns, for forecasts, the time over which batches use the window evenly; nil if batches do not.
 	Paced func(Window) time.Duration
 
 	// Params turns a valid window into the numbers of the Lua side, p1 to p4.
@@ -58,7 +58,7 @@ type Algorithm struct {
 	// Ticks, if not nil, makes the list that replaces the last parameter.
 	Ticks func(Window) *Ticks
 
-	// Rule returns a field that breaks a rule of this algorithm, its value, and a hint what it must be.
+	// Rule returns a field that breaks a rule of this algorithm, its value, and a hint: what it must be.
 	// The hint is empty if no rule is broken. The rules that all algorithms share are checked first.
 	Rule func(Window) (field string, value any, hint string)
 }

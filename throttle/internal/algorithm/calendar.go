@@ -15,12 +15,12 @@ import (
 )
 
 // Every call carries the ticks within tickSlack of this machine's time, ticksBefore earlier and ticksAfter later
-// ticks. So they also suffice by a clock of Redis that differs by no more than the slack.
+// ticks. So the ticks suffice even if the clock of Redis differs by tickSlack.
 const (
 	tickSlack   = 10 * time.Minute
 	ticksBefore = 2
 	ticksAfter  = 8
-	ticksLast   = 10 * time.Second // a list is used for so long before and after the time that it was made for
+	ticksLast   = 10 * time.Second // a list is used this long before and after the time that it was made for
 )
 
 // ticksChecked bounds how many ticks a margin is checked against.

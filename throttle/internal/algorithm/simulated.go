@@ -38,12 +38,12 @@ func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
 }
 
 // buckets returns a counter that begins each bucket with what was counted within two margins before its reset.
-// `reset` returns the first one after a time.
+// `reset` returns the first reset after a time.
 func (c Counted) buckets(w Window, reset func(t int64) int64) *simulatedBuckets {
 	return &simulatedBuckets{w.Limit, w.Margin.Microseconds(), c.number(7), reset(c.number(0)), c.number(14), reset}
 }
 
-// Never is a time at which nothing fits any more.
+// Never is later than all other times: what happens then never happens.
 const Never = math.MaxInt64 / 4
 
 // simulatedLog counts units for a period, or while they are held.
@@ -55,7 +55,7 @@ type simulatedLog struct {
 // An entry is n units that count until a time.
 type entry struct{ until, n int64 }
 
-// mergedAbove is ENTRIES of sliding.lua: windows with a higher limit merge above half as many entries.
+// mergedAbove is ENTRIES of sliding.lua: windows with a higher limit merge grants above ENTRIES/2 entries.
 const mergedAbove = 192
 
 func (s *simulatedLog) Fits(t, cost int64) int64 {
@@ -98,7 +98,7 @@ func (s *simulatedLog) Take(t, cost, hold int64) {
 type simulatedBuckets struct {
 	limit, margin, used, ends int64
 	late                      int64               // units that count after the next reset, too
-	reset                     func(t int64) int64 // the first one after a time
+	reset                     func(t int64) int64 // the first reset after a time
 }
 
 func (b *simulatedBuckets) Fits(t, cost int64) int64 {

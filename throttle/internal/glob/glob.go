@@ -10,8 +10,8 @@ func Match(glob, name string) bool { return meet(glob, name, false) }
 // Overlap reports whether both globs match some name.
 func Overlap(a, b string) bool { return meet(a, b, true) }
 
-// meet reports whether both strings match some name. If both is false b is a name, whose wildcards stand for
-// themselves. Most differ before their first wildcard or after their last one, which is cheap to check.
+// meet reports whether some name matches both strings. If `both` is false, b is a name, whose wildcards stand for
+// themselves. Most strings differ before their first wildcard or after their last one, which is cheap to check.
 func meet(a, b string, both bool) bool {
 	plain := func(c, d byte) bool { return c != '*' && c != '?' && !(both && (d == '*' || d == '?')) }
 	for a != "" && b != "" && plain(a[0], b[0]) {
@@ -28,7 +28,7 @@ func meet(a, b string, both bool) bool {
 	return walk(a, b, both)
 }
 
-// walk walks both strings together: reach[j] is whether a[:i] and b[:j] match some name.
+// walk walks both strings together: reach[j] tells whether some name matches a[:i] and b[:j].
 func walk(a, b string, both bool) bool {
 	star := func(s string, i int, glob bool) bool { return glob && s[i] == '*' }
 	reach := make([]bool, len(b)+1)

@@ -12,7 +12,7 @@ import (
 // A LossyProxy stands between client and Redis. It loses replies, or everything.
 type LossyProxy struct {
 	Addr string
-	Lose atomic.Int32 // replies to scripts yet to be lost
+	Lose atomic.Int32 // how many replies to scripts it has yet to lose
 	Lost atomic.Int32
 	Hole atomic.Bool // it swallows all that is sent either way, and connections stay
 }

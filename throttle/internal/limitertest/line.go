@@ -91,7 +91,7 @@ func read(t TB, client *redis.Client, prefix string, keys []string) LineState {
 	return st
 }
 
-// A count is how much waits somewhere, by unit, and how many tickets: of "tickets".
+// A count has the units that wait somewhere, by unit, and the number of tickets under "tickets".
 type count map[string]int64
 
 func (c count) add(units, times string) {
@@ -121,8 +121,8 @@ func (c counts) add(what, name, units, times string) {
 	c[what+name].add(units, times)
 }
 
-// Faults lists where the keys of a line count other tickets and units than wait in it: expected starts go by these.
-// (Who waits at a wrong node, or at none, is never taken.) Keys have a TTL only withTTL.
+// Faults lists where the counts in a line's keys differ from the tickets and units that wait: expected starts go by the
+// counts. (A flow that waits at a wrong node, or at none, is never taken.) Only withTTL, keys must have a TTL.
 func (st LineState) Faults(withTTL bool) (faults []string) {
 	tickets, flows, counted, waits := st.Hashes["t"], st.Hashes["f"], counts{}, counts{}
 	scopes := map[string][]string{} // by flow, as suffixes

@@ -24,7 +24,7 @@ import (
 // ATTRIBUTES and VALUES are lists in the same order, separated by commas. Values are data, and
 // escaped: no name can collide with another or reach beyond its own key.
 
-// Prefix returns the beginning of all keys of a line. No two pairs have the same: neither part has a brace.
+// Prefix returns the beginning of all keys of a line. Neither argument has a brace, so no two lines share a beginning.
 func Prefix(prefix, line string) string { return prefix + "sluice:{" + line + "}:" }
 
 // PolicyOf returns the name of the policy that a line belongs to.
@@ -33,7 +33,7 @@ func PolicyOf(line string) string { return strings.SplitN(line, "/", 2)[0] }
 // ScopeKey returns the key of one scope, without the prefix.
 func ScopeKey(attributes, values []string) string { return scopeKeys(attributes, escapeAll(values)) }
 
-// scopeKeys returns a pattern of such keys. Values are escaped, or patterns.
+// scopeKeys returns such a key, or a pattern of keys. Values are escaped, or patterns.
 func scopeKeys(attributes []string, values string) string {
 	if len(attributes) == 0 {
 		return "w:"
@@ -85,8 +85,8 @@ func parseTicket(name string) (queue, id string, ok bool) {
 	return Unescape(queue), u.String(), bad == nil && err == nil
 }
 
-// FlowMark returns a prefix for the values in the names of a policy's flows, so that tickets which joined by other
-// scopes wait in other flows. Most policies have only scopes of the tenant alone and shared scopes: they have no mark.
+// FlowMark returns a prefix for the values in the names of a policy's flows, so that tickets that joined by other
+// scopes wait in other flows. It is empty if the scopes are that of the tenant alone, with or without the shared one.
 func FlowMark(scopes []Scope) string {
 	attributes := ""
 	for _, scope := range scopes {

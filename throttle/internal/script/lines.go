@@ -50,7 +50,7 @@ func (r *Runner) pages(ctx context.Context, key string, n int64, do func(keys, v
 }
 
 // Forget deletes the scopes with these attributes, of one tenant or with "" of all, and returns how many
-// there were. Unless they have a single key, it scans all keys of Redis.
+// there were. Unless there can be only one, it scans all keys of Redis.
 func (r *Runner) Forget(ctx context.Context, line string, attributes []string, tenant string) (n int64, err error) {
 	values := slices.Repeat([]string{"*"}, len(attributes))
 	if i := slices.Index(attributes, "tenant"); i >= 0 && tenant != "" {

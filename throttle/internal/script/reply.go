@@ -21,7 +21,7 @@ const (
 	BacklogFull  = 5       // refused: Backlog
 	WaitedBefore = 6       // was in line already
 	OverDeadline = 7       // refused
-	Nothing      = 8       // by the verb: see lua/decide.lua
+	Nothing      = 8       // depends on the verb: see lua/decide.lua
 	Failed       = 9
 )
 
@@ -39,10 +39,10 @@ type Answer struct {
 	Behind   int64         `json:"behind"`    // how far the clock is behind the windows
 	Nudge    bool          `json:"nudge"`     // a server should be woken for the ticket
 	Pause    PauseAnswer   `json:"pause"`     // zero without one
-	Adapted  AdaptedAnswer `json:"adapted"`   // zero if that is the published rate
-	Left     Left          `json:"left"`      // zero if that is not known
+	Adapted  AdaptedAnswer `json:"adapted"`   // zero while the published rate applies
+	Left     Left          `json:"left"`      // zero if unknown
 	OldCosts []int64       `json:"old_costs"` // by window, the cost until this correction; nil if it was never corrected
-	Fits     []int64       `json:"fits"`      // by window, when the cost fits (0: at once): after what waits in line, unless it joins
+	Fits     []int64       `json:"fits"`      // by window, when the cost fits (0: at once): after tickets that go first, unless it joins
 	Used     []int64       `json:"-"`         // by window, its units; nil unless hasWindows
 	Resets   []int64       `json:"-"`         // by window, when nothing is counted any more
 	Err      error         `json:"-"`         // *ReplyError, if the status is Failed, or of go-redis, if there is no answer
@@ -54,7 +54,7 @@ type Answer struct {
 type PauseAnswer struct {
 	Whose    int64  `json:"whose"`    // operators': 1 for Policy.Paused, 2 for Settings.Paused; 0 for the upstream's
 	Until    int64  `json:"ends"`     // nothing is granted until then
-	At       int64  `json:"reported"` // when it was reported: this and the rest only of the upstream's
+	At       int64  `json:"reported"` // when it was reported; like the fields below, only of the upstream's
 	Reporter string `json:"reporter"`
 	Cause    string `json:"cause"`
 	Tenant   string `json:"tenant"` // whose call was refused
@@ -66,8 +66,8 @@ type AdaptedAnswer struct {
 	Since    int64 `json:"since"` // the first refusal
 	Refusals int64 `json:"refusals"`
 	Window   int64 `json:"window"` // its number, from 1
-	Changed  int64 `json:"cut"`    // when a refusal cut the rate last, or began to spread grants
-	Until    int64 `json:"spread"` // when grants are spread no longer
+	Changed  int64 `json:"cut"`    // when a refusal last cut the rate, or began to spread grants
+	Until    int64 `json:"spread"` // until when grants are spread
 }
 
 // A ReplyError names the malformed value of a reply, or quotes why the script could not decide a request:

@@ -7,14 +7,14 @@
 -- few functions are made at every call, and `made_once` makes the others when a call needs them.
 --
 -- A new string costs 12 instructions a byte, as the Lua of Redis hashes all of it. So long strings are
--- cut and joined once. A table that grows by a step costs 1,000. So tables begin with all their
+-- cut and joined once. Each time that a table grows costs 1,000. So tables begin with all their
 -- fields, or with as many nil as they are to have. A call of a function costs 400.
 
 local byte, char, sub, match, gmatch = string.byte, string.char, string.sub, string.match, string.gmatch
 local find, format, concat = string.find, string.format, table.concat
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 
--- Doubles have every integer up to here. Only units that no limit bounds can come near.
+-- Doubles hold every integer up to here. Only counts of units that no limit bounds can come near it.
 local MOST = 9007199254740992
 
 -- The key of the scope that all share. Flows wait for handler slots there, even if it has no window.
@@ -27,12 +27,12 @@ local algorithms, extras, line_files = {}, nil, nil
 -- to leave functions out of calls that do not need them.
 local made = {}
 local function made_once(make, ...)
-  local it = made[make]
-  if not it then
-    it = make(...)
-    made[make] = it
+  local result = made[make]
+  if not result then
+    result = make(...)
+    made[make] = result
   end
-  return it
+  return result
 end
 
 -- Fields are JSON. cjson reads them, but writes only 14 digits of a number.

@@ -54,8 +54,8 @@
 -- (line_write.lua, which adds to L). Only calls that find a line, or join one, make L. line_units and
 -- appointments are tables; each other file but line_write has a new_..., mostly called by `made_once`.
 --
--- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no window counts by
--- another attribute than the tenant, nor did one of a call that wrote the line. call.batches is true if batches have
+-- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no window counts by another
+-- attribute than the tenant, in this call or in one that wrote the line. call.batches is true if batches have
 -- a record, or join. In a take, if batches or several queues have a record, L.order is the table of line_order.lua.
 
 local function new_line(call)
@@ -68,7 +68,7 @@ local function new_line(call)
   local fields, written = {t = {}, f = {}, u = {}, z = {}}, {t = {}, f = {}, u = {}, z = {}}
   local nodes, flows = {}, {}
   local tickets, rank = match(call.waiting or '0 0', '^(%d+) (%d+)$')
-  -- With the functions below at most 32 fields: more make the table twice as large.
+  -- At most 32 fields with the functions below: more make the table twice as large.
   local L = {
     call = call, ttl = '34560000', order = false, rank = rank + 0,
     tickets = tickets + 0, stored = tickets + 0, -- now, and in Redis

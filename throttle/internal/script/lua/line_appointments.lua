@@ -21,15 +21,15 @@ function appointments.served(q, now) return now - q.asked < (q.claims and 200000
 function appointments.nudge(q, now, time)
   if q.claims then return 0 end -- their process asks in time
   local since, spacing = now - appointments.FORGET, appointments.SPACING
-  local reliable = q.last >= since and not (q.first < since and q.asked < q.first) -- else none, or it was missed
+  local reliable = q.last >= since and not (q.first < since and q.asked < q.first) -- else all are past, or one missed
   if reliable and q.first <= max(time, now) + spacing then return 0 end
   -- One server wakes, so that the next tickets need not wake others.
   q.first, q.last, q.changed = now, now, true
   return 1
 end
 
--- next returns a server's next appointment, if the next ticket may fit at `time`. It keeps the last one,
--- `previous`, if that lies between `time` and the queue's latest one, and another server comes by `time`.
+-- next returns a server's next appointment, if the next ticket may fit at `time`. It keeps the server's `previous`
+-- one, if that lies between `time` and the queue's last one, and another server comes by `time`.
 function appointments.next(q, now, time, previous)
   if time <= now then return now end
   local spacing = appointments.SPACING

@@ -6,10 +6,10 @@
 --     flow's scopes, and `from` is their time. all_first: all tickets that wait at the scopes go first, as for
 --     a request without a ticket. fits, if any, gets by window when the costs fit there, 0 for at once
 --
--- Until a ticket starts, the first of all waiting tickets lacks room in a window. So the latest start is the sum of
--- the windows' waits, if all go first that may, plus resets missed in one window while another delays tickets. It
+-- Until a ticket starts, the first of all waiting tickets lacks room in a window. So the latest start is the sum of the
+-- windows' waits, if all tickets go first that may, plus resets missed in one window while another delays tickets. It
 -- is 0 if it is unknown how long leases are held. binds is the number of the window that delays the ticket for
--- longest, or 0. The earliest start is after the flow's own tickets: others may be gone by then.
+-- longest, or 0. The earliest start is after the flow's own tickets alone: others may be gone by then.
 --
 -- Where all that waits fits now, so does the ticket. Where costs differ, windows are left with room that is too small
 -- for the next ticket: expected and latest assume the most of such room. So they are equal only where the start is
@@ -20,7 +20,7 @@ local function new_eta(L)
   local MANY = 64        -- the most tickets of one call
 
   local call, units_of = L.call, line_units.of_unit
-  local roomy = {} -- by scope: costs of which MANY fit besides all that waits: until it changes, nothing is computed
+  local roomy = {} -- by scope: costs of which MANY fit besides all that waits, until the scope changes
 
   -- waiting returns the units that wait at a scope in a class's queues that are alive, and a ticket's most and least.
   local function waiting(flow, scope, unit, batch)

@@ -4,12 +4,12 @@
 -- new_fair(L) returns a table of the functions below.
 
 local function new_fair(L)
-  local WHOLE = 100000000 -- by which a tag moves for a grant of a window's whole limit
-  local SLOT = 100000     -- by which a tag moves for a handler slot
+  local WHOLE = 100000000 -- how far a tag moves for a grant of a window's whole limit
+  local SLOT = 100000     -- how far a tag moves for a handler slot
 
   local call, fair = L.call, {}
 
-  -- part_of returns by how much costs, by window, move a tag at a scope: by the largest part of a window's limit
+  -- part_of returns how far costs, by window, move a tag at a scope: by the largest part of a window's limit
   -- that they take, or as a handler slot does if they take nothing.
   function fair.part_of(scope, costs)
     local numbers, part = scope.spec.windows, 0
@@ -59,7 +59,7 @@ local function new_fair(L)
           local scope = node.number and scopes.open(call, node.suffix, node.number, nil) -- nil without a window
           node.part_costs, node.part = costs, scope and fair.part_of(scope, costs.windows) or SLOT
         end
-        local least = 2 * tag / MOST -- doubles round: a grant adds at least this, a refund takes off this in addition
+        local least = 2 * tag / MOST -- doubles round: a grant adds at least this, a refund takes off this much more
         local step = max(least, node.part * 1000 / flow.weight)
         set_tag(node, flow, max(0, tag + (sign > 0 and step or -step - least)))
       end

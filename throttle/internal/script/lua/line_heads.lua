@@ -32,8 +32,8 @@ local function new_heads(L)
     return list, at
   end
 
-  -- opens_at returns when a window may have room for a flow's costs after `ahead` units: then it is looked at
-  -- again. For claims, full windows with leases are looked at more often.
+  -- opens_at returns when a window may have room for a flow's costs after `ahead` units: then a take looks at it
+  -- again. For claims, takes look at full windows with leases more often.
   local function opens_at(flow, scope, i, at, cost, ahead)
     local st, algorithm = scope.states[i], call.windows[i].algorithm
     local time = cost > 0 and algorithm.fits_at(st, at, cost, ahead, 1) or at
@@ -44,10 +44,10 @@ local function new_heads(L)
     return upstream().fits_at(scope, i, at, time, cost, ahead)
   end
 
-  -- blocker returns the first scope without room for the costs, nil if all have room or it never fits; when it may
-  -- have room; and whether the costs are above the capacity of a window. A flow whose tenant operators have paused
-  -- waits at a node of the tenant, even if the policy has no such scope. If L.order is set, room is left for sides
-  -- whose turn it is (line_order.lua), until their turn lapses.
+  -- blocker returns the first scope without room for the costs, nil if all have room or the costs never fit; when the
+  -- scope may have room; and whether the costs never fit, as they are above a window's capacity. A flow whose tenant
+  -- operators have paused waits at a node of the tenant, even if the policy has no such scope. If L.order is set, the
+  -- flow leaves room for sides whose turn it is (line_order.lua), until their turn lapses.
   function heads.blocker(flow, costs)
     local list, at = heads.scopes_of(flow)
     local order, by_window, settings = L.order, costs.windows, flow.settings

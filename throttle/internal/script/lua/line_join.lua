@@ -85,14 +85,14 @@ local function new_join(L)
     if is_first or r.front or r.rank then put_flow(flow, id, rank, costs) end
   end
 
-  -- with_slots returns low, high and binds, as of a handler slot if that is expected later.
-  local function with_slots(flow, position, low, high, binds)
+  -- with_slots returns start, latest and binds, or those of a handler slot if that is expected later.
+  local function with_slots(flow, position, start, latest, binds)
     local slot = appointments.slot_at(L.queue_of(flow.queue), now, flow, position)
-    if slot > max(low, high) then return slot, 0, SLOTS end
-    return low, high, binds
+    if slot > max(start, latest) then return slot, 0, SLOTS end
+    return start, latest, binds
   end
 
-  -- granted counts a grant by reserve in the tags of sides, as takes do, if batches wait.
+  -- granted moves the tags of sides for a grant by reserve, as takes do, if batches wait.
   local function granted(r, list)
     order().note_grant(flow_for(r), list, windows.costs_of(call, r.costs_text))
     order().write()
@@ -100,7 +100,7 @@ local function new_join(L)
 
   -- somebody_waits returns whether tickets other than `id` delay the request: tickets that wait at its scopes.
   -- Without a shared window ROOT is no such scope: tickets wait there for a slot, which the request has. Instead, the
-  -- first ticket of its flow delays it, if that costs something else than the request, and does not fit now. Tickets
+  -- first ticket of its flow delays it, if that ticket has other costs than the request, and does not fit now. Tickets
   -- of a batch delay a live request only if it owes them room.
   local function somebody_waits(r, id)
     local batch, flow_name = r.batch, id and L.flow_name(id)
@@ -145,9 +145,9 @@ local function new_join(L)
     local _, text = L.ticket(id)
     if L.flow_name(id) ~= flow.id then return nil end
     list, at = resumed(r, list, at)
-    local low, high, binds =
+    local start, latest, binds =
       expected(flow, list, at, windows.costs_of(call, text), position, false, fits)
-    return with_slots(flow, position, low, high, binds)
+    return with_slots(flow, position, start, latest, binds)
   end
 
   -- refresh sets a flow's weight and settings to the request's.
@@ -181,11 +181,11 @@ local function new_join(L)
   local function join(r, list, at, earlier_status)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
-    if name == r.flow then -- it waits already; a copy of a call nudges again, which does no harm
+    if name == r.flow then -- it waits already; the copy of a call nudges again, which does no harm
       local kept, key = match(L.read('t', r.ticket), '^(.* )([^ :+]*)')
       if key ~= match(r.key, '^[^:+]*') then L.write('t', r.ticket, kept .. r.key) end -- another task has the ID now
-      local low, high, binds = expect_ticket(r, list, at, nil)
-      if low then return earlier_status == 3 and 3 or 6, now, low, high, binds, earlier_status == 3 and 1 or nil end
+      local start, latest, binds = expect_ticket(r, list, at, nil)
+      if start then return earlier_status == 3 and 3 or 6, now, start, latest, binds, earlier_status == 3 and 1 or nil end
     end
     list, at = resumed(r, list, at)
     local flow = flow_for(r)
@@ -194,19 +194,19 @@ local function new_join(L)
       L.flush()
       position = redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
     end
-    local low, high, binds, earliest = expected(flow, list, at, costs, position)
-    if r.backlog and flow.n >= r.backlog then return 5, now, low, high, binds, 0 end
-    local refused = (r.max_wait or r.deadline) and too_late(r, low, high, earliest)
-    if refused then return refused, now, low, high, binds, 0 end
+    local start, latest, binds, earliest = expected(flow, list, at, costs, position)
+    if r.backlog and flow.n >= r.backlog then return 5, now, start, latest, binds, 0 end
+    local refused = (r.max_wait or r.deadline) and too_late(r, start, latest, earliest)
+    if refused then return refused, now, start, latest, binds, 0 end
     if name then -- the ticket leaves another flow, as its scopes or attributes have changed
       heads().remove(r.ticket)
       flow = flow_for(r)
     end
     local q = L.queue_of(r.queue)
     enter(r, q, flow, costs, binds)
-    local nudge = (r.rank or r.paused) and 0 or appointments.nudge(q, now, low)
-    low, high, binds = with_slots(flow, position or flow.n - 1, low, high, binds)
-    return 3, now, low, high, binds, nudge
+    local nudge = (r.rank or r.paused) and 0 or appointments.nudge(q, now, start)
+    start, latest, binds = with_slots(flow, position or flow.n - 1, start, latest, binds)
+    return 3, now, start, latest, binds, nudge
   end
 
   return {

@@ -10,8 +10,8 @@
 -- after. If live tickets delay a batch at a scope, it catches up at narrower scopes: see note_grant_at.
 --
 -- Key, after the prefix P of the policy:
---   s:SUFFIX   "V time mixed side=tag ...": the tags from V on, when the next ticket of a batch goes (us),
---              and 1 if both classes waited at the last grant
+--   s:SUFFIX   "V time mixed side=tag ...": `time` is when the next ticket of a batch goes (us), `mixed` is 1
+--              if both classes waited at the last grant; then the tags from V on
 --
 -- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a reserve. The
 -- standings of a scope are a row for each side that waits there, by queue and in a list; V; the time at which the
@@ -49,7 +49,7 @@ local function new_order(L, names, strict)
   end
 
   -- add adds the row of a side to standings. waiting: the flow or node whose n counts its tickets; lapses: until when
-  -- room is kept for a side of another server, 0 if none is. Queues of strict priorities have one account (tag).
+  -- room is kept for a side of another server, 0 if none is. Queues of strict priorities share one tag, in `account`.
   local function add(standings, side, waiting, lapses)
     local class = side.q.batch and BATCH or LIVE
     local account = strict and side.of_take and standings.strict[class] or {tag = -1}
@@ -141,7 +141,7 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- read_standings reads which sides wait at a scope, and its record, unless one waits there alone.
+  -- read_standings reads which sides wait at a scope, and the scope's record, unless only one side waits there.
   local function read_standings(standings, flow)
     standings.stale = false
     for k = 1, #sides do

@@ -31,7 +31,7 @@ local function new_take(L)
     end
     node.list, list.whole = list, #ids < n
     list.more = #ids == n or several and ids[1] -- others may wait here; a tenant's next flow comes when its first goes
-    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- some have several
+    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- of a tenant
     scopes.read(call, suffixes)
     heads.load(list, ceil((n - 1) / max(1, #list)) + 1)
   end
@@ -165,7 +165,7 @@ local function new_take(L)
     return time and time <= now
   end
 
-  -- serve takes tickets of sides until there are `want`, or none fits. Then it looks when the next one does.
+  -- serve takes tickets of sides until there are `want`, or none fits. Then it finds when the next one fits.
   local function serve(sides, want, taken)
     local left, got, steps = {}, {}, STEPS + want
     for i = 1, #sides do
@@ -187,9 +187,9 @@ local function new_take(L)
     end
   end
 
-  -- look_at_changes makes all nodes due after limits have changed, as they may let in more: some of each queue in
-  -- each take, until the queue's `rescan` is "-". A scan begins if the clock was set back, or if the last one has ended
-  -- and began CHANGES us ago. A take with new limits that comes sooner only notes that a later one is to scan.
+  -- look_at_changes makes all nodes due after limits have changed, as new limits may let in more: in each take some
+  -- nodes of each queue, until the queue's `rescan` is "-". A scan begins if the clock was set back, or if the last
+  -- one has ended and began CHANGES us ago. A take with new limits that comes sooner only notes that one is needed.
   local function look_at_changes()
     local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
     local since, known = match(text or '', '^(%d+) (.*)$')
@@ -240,8 +240,8 @@ local function new_take(L)
         local soonest = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
         local due = soonest and soonest + 0 or now + appointments.LATEST
         if q.rescan ~= '-' then due = min(due, now + appointments.SPACING) end -- see look_at_changes
-        local only = q.first == appointment and q.last == appointment -- this process's, which gets another appointment
-        if only and due > now then q.first, q.last = 0, 0 end
+        local alone = q.first == appointment and q.last == appointment -- only this process has one, and gets another
+        if alone and due > now then q.first, q.last = 0, 0 end
         if not first or due < time then first, time = q, due end
       end
     end

@@ -3,7 +3,7 @@
 
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 local function add_writing(L)
-  -- send writes the scores of a sorted set by member, or the values of a hash by field. A false value deletes its name.
+  -- send writes the scores of a sorted set by member, or the values of a hash by field. A value of false deletes.
   local function send(key, values, sorted)
     local set, n, gone = {nil, nil, nil, nil}, 0, nil
     for name, value in pairs(values) do
@@ -26,7 +26,7 @@ local function add_writing(L)
   local P, now = call.P, call.now
   local changes = {} -- of sorted sets: scores by member, by key
   local moved = {}   -- flows, by name
-  local crowds = {}  -- by node: changes of m:NODE, and whose these are
+  local crowds = {}  -- by node: changes of m:NODE, and their tenants
 
   -- change notes the new score of a member of a sorted set; false removes the member.
   function L.change(key, member, score)
@@ -109,7 +109,7 @@ local function add_writing(L)
     end
   end
 
-  -- A tenant's tag is kept while it is above V, as a lower one counts as V. So tags of tenants that never come back go.
+  -- A tenant's tag is kept while it is above V, as a lower one counts as V. So tags of absent tenants are dropped.
   local function write_tags(node)
     if not node.shared or not node.moved then return end
     local tags = P .. 'g:' .. node.key

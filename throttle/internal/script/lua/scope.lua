@@ -15,7 +15,7 @@
 --                                  guess, as the ticks of a calendar that were sent do not enclose `now`
 --                                  st.limit: the most units that ever fit; st.used: the units that
 --                                  count; if it has a rate: st.period, the us in which it grants
---                                  st.limit units, and st.stated, if the policy's period differs
+--                                  st.limit units, and st.stated, the policy's period, if it differs
 --                                  (load_window adds st.every, the us of a unit); st.resets, st.margin
 --                                  as in fixed.lua; st.lease, st.hold, release as in concurrency.lua
 --   fits_at(st, now, cost, ahead, each) -> time >= now
@@ -144,7 +144,7 @@ local function open(call, suffix, number, settings)
   return scope
 end
 
--- section returns a section up to `first`, the first part of its payload: callers append the rest. size: of all parts.
+-- section returns a section up to `first`, the first part of its payload. Callers append the rest. size: of all parts.
 local function section(expires, label, first, size)
   local low, mid = size % 256, size % 65536
   return pack_time(expires) .. char((size - mid) / 65536, (mid - low) / 256, low, #label) .. label .. first
@@ -195,7 +195,7 @@ scopes = {
   read = read,
   reload = reload,
 
-  -- later returns copies of scopes as they will be at a time, if no grant or renewal comes. st.present: leases of now.
+  -- later returns copies of scopes as they will be at a time, if no grant or renewal comes. st.present: the leases now.
   later = function(list, time)
     local copies = {}
     for s = 1, #list do

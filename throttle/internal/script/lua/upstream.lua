@@ -64,8 +64,8 @@ local function new_upstream()
     return max(FLOOR, min(1, peak + GROWTH * t * t * t))
   end
 
-  -- adapt notes that the upstream refused a call granted at `at`. It asked for a pause of `wait`; or, if `guess` is
-  -- above 0, it did not say how long, and `guess` is the most. adapt returns the length of the pause, and whether the
+  -- adapt notes that the upstream refused a call granted at `at`, and asked for a pause of `wait`. If `guess` is above
+  -- 0, it did not say how long: `guess` is the longest pause. adapt returns the length of the pause, and whether the
   -- rate was cut or grants begin to be spread. It returns nil if the scope has no rate. For a call that was granted
   -- before the last refusal it returns `wait`, or 0 for a guess, and false.
   local function adapt(scope, now, at, wait, guess)
@@ -91,7 +91,7 @@ local function new_upstream()
     return wait, changes
   end
 
-  -- spread_at returns when a window may grant after `ahead` units while grants are spread; nil: they are not there.
+  -- spread_at returns when a window may grant after `ahead` units while grants are spread; nil if it is not spread.
   local function spread_at(scope, st, now, adapted, ahead)
     local period, _, ten_calls = shortest(scope)
     if not st.stated or st.stated ~= period then return nil end
@@ -108,7 +108,7 @@ local function new_upstream()
       if scope.states[i].stated == period then spacing = max(spacing, costs[i] * scope.states[i].every) end
     end
     if spacing == 0 then return end
-    -- A request that comes late may catch up by LATE. Where the rate is cut it is less, such as 1 ms at a spacing
+    -- A request that comes late may catch up by LATE. Where the rate is cut, late is less, such as 1 ms at a spacing
     -- of 100 ms, as the upstream may want calls to be apart.
     local rate = rate_at(adapted, now, ten_calls)
     spacing = spacing / rate
@@ -143,7 +143,7 @@ local function new_upstream()
     end
   end
 
-  -- correct notes that costs by window of the grant of time `at` have changed, if no answer has told since.
+  -- correct notes that the costs, by window, of the grant at `at` have changed, unless an answer has counted it since.
   local function correct(scope, costs, changes, now, at)
     local done = {}
     for _, i in ipairs(scope.spec.windows) do
@@ -216,7 +216,7 @@ local function new_upstream()
   end
 
   -- remaining notes the units that the upstream has left, by the answer to a call granted at r.at. It ignores an
-  -- answer to an earlier call than the last one's. Of answers to calls of the same time, the least counts. For the
+  -- answer to a call before the one answered last. Of answers to calls of the same time, the least counts. For the
   -- first answer the log of a window, if it has one, shows which calls are under way.
   local function remaining(scope, now, r)
     local left, at, cost, log, most = r.left, r.at > 0 and r.at or now, 0, '', 0

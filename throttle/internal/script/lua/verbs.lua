@@ -10,7 +10,7 @@
 -- Added units are given back as if all had been added at the first correction, so that no units of other reservations
 -- are given back. Where units of that time count no more, units of later corrections count until they expire.
 --
--- new_verbs(call) returns all verbs by name; verb(op) returns one. replace gives back the grant that a request replaces.
+-- new_verbs(call) returns all verbs by name; verb(op) returns one. replace gives back a grant that a request replaces.
 
 local function new_verbs(call)
   local FATE_MS = 60000 -- the least time for which the key is kept
@@ -33,7 +33,7 @@ local function new_verbs(call)
     if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
       return denied(r, list, now, fits, time)
     end
-    return 1, now, now -- the time is for decide.lua: it then also answers the upstream's state
+    return 1, now, now -- with a time, decide.lua also answers the upstream's state
   end
 
   function verbs.leave(r, list, now)
@@ -49,9 +49,9 @@ local function new_verbs(call)
   end
 
   function verbs.expect(r, list, now, fits)
-    local low, high, binds
-    if call.line and r.flow then low, high, binds = call.line.expect_ticket(r, list, now, fits) end
-    if low then return 6, call.now, low, high, binds end
+    local start, latest, binds
+    if call.line and r.flow then start, latest, binds = call.line.expect_ticket(r, list, now, fits) end
+    if start then return 6, call.now, start, latest, binds end
     return 8, call.now, windows.fits_at(list, r.costs, now, fits)
   end
 
@@ -117,14 +117,14 @@ local function new_verbs(call)
     return costs
   end
 
-  -- refund gives back units of a time up to now. No state has units of a later time: the clock was set back.
+  -- refund gives back units granted at `at`. If that is later than now, the clock was set back, and no state has them.
   local function refund(algorithm, st, now, at, units, id)
     if units > 0 and at <= now then algorithm.give_back(st, now, at, units, id) end
   end
 
   -- correct changes what windows count for a reservation of these costs. It returns how many units came back.
   local function correct(r, list, now, fate, costs, changes)
-    -- The fate is kept as if no unit was given back, as the caller may not know that some were.
+    -- The fate is kept as long as if no unit had been given back, as the caller may not know that some were.
     local time, given, added = counted_until(list, now, r.costs, changes), 0, fate.added
     each(list, function(scope, i, algorithm)
       scopes.touch(scope, now)
@@ -240,7 +240,7 @@ end
 
 local function verb(op) return made_once(new_verbs, call)[op] end
 
--- replace gives back the grant of r.at, once: a cancel or a copy of the request that comes later does nothing.
+-- replace gives back the grant of r.at, once: a later cancel or copy of the request does nothing.
 local function replace(r, list, now)
   local replaced = {id = r.replaces, at = r.at, costs = r.costs, suffixes = r.suffixes, line_part = ''}
   verb('cancel')(replaced, list, now)

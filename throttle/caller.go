@@ -18,14 +18,12 @@ type Caller struct {
 	// Decision is the grant of the job's own cost, by Request.Policy, or zero. Answers to calls are compared with it.
 	Decision Decision
 
-	// GaveBack is set when the job's own cost was given back.
-	GaveBack atomic.Bool
-
 	// Request has the tenant, attributes and policy of the job's calls. With an empty Policy each call names one.
 	Request Request
 
-	mu      sync.Mutex
-	refused map[string]refusal // by policy
+	cancelled atomic.Bool
+	mu        sync.Mutex
+	refused   map[string]refusal // by policy
 }
 
 // A refusal records when a policy's upstream last refused a call, and until when it refuses others.
@@ -50,7 +48,17 @@ func CallerFrom(ctx context.Context) *Caller {
 // of the cost, and must not reserve again. A job that is requeued because such a call is denied would take its
 // cost again, and might never end.
 func (c *Caller) Counted(policy string) bool {
-	return c.Decision.Granted && !c.GaveBack.Load() && policy == c.Request.Policy
+	return c.Decision.Granted && !c.cancelled.Load() && policy == c.Request.Policy
+}
+
+// Cancel gives back the job's own cost, as the job has not made its call: its calls reserve from then on. Errors are
+// Reservation.Cancel's.
+func (c *Caller) Cancel(ctx context.Context) error {
+	_, err := c.Decision.Reservation.Cancel(ctx)
+	if err == nil {
+		c.cancelled.Store(true)
+	}
+	return err
 }
 
 // Refused records that the upstream of a policy refused a call of the job, and for how long: the longest counts.

@@ -51,7 +51,7 @@ type Config struct {
 	Logger *slog.Logger
 
 	// Name identifies this process to others, such as in the pause after a refusal that it reported. It is at most
-	// MaxNameBytes. The default is the host's name, "/" and the process ID.
+	// 128 bytes. The default is the host's name, "/" and the process ID.
 	Name string
 
 	// Observer is told what the limiter does. The default is none, which costs nothing.
@@ -69,6 +69,8 @@ type Config struct {
 	Tenants TenantFunc
 }
 
+const maxNameBytes = 128 // of Config.Name
+
 var prefixShape = regexp.MustCompile(`^[A-Za-z0-9_.:-]{0,64}$`)
 
 // New returns a limiter. It does not call Redis. The error wraps a *PolicyError for each invalid value of a policy
@@ -81,12 +83,12 @@ func New(c Config) (*Limiter, error) {
 		return nil, fmt.Errorf("throttle: Config.Prefix %q: "+
 			"must be at most 64 of the characters A-Z a-z 0-9 _ . : -", quote.Short(c.Prefix))
 	}
-	if len(c.Name) > MaxNameBytes {
-		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", quote.Short(c.Name), MaxNameBytes)
+	if len(c.Name) > maxNameBytes {
+		return nil, fmt.Errorf("throttle: Config.Name %q: must be at most %d bytes", quote.Short(c.Name), maxNameBytes)
 	}
 	if c.Name == "" {
 		host, _ := os.Hostname()
-		c.Name = fmt.Sprintf("%s/%d", host[:min(len(host), MaxNameBytes/2)], os.Getpid())
+		c.Name = fmt.Sprintf("%s/%d", host[:min(len(host), maxNameBytes/2)], os.Getpid())
 	}
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 	l := &Limiter{config: c, observer: c.Observer}

@@ -22,12 +22,8 @@ const (
 	MaxPeriod     = algorithm.MaxPeriod // 366 days; also of pauses
 	MaxLimit      = algorithm.MaxLimit  // 10^12
 	MaxWindows    = 32                  // of a policy
-	MaxAttributes = 8                   // of a scope
-	MaxGlobBytes  = 1024                // of a glob in Policy.Match
 	MaxValueBytes = 512                 // of a tenant's name or any other attribute's value
 	MaxKeyBytes   = 64                  // of Request.Key
-	MaxCauseBytes = 128                 // of the cause of a pause
-	MaxNameBytes  = 128                 // of Config.Name
 	MaxTake       = 64                  // tickets of one Line.Take
 
 	DefaultPause = time.Second // of a policy that does not adapt, if the upstream does not say
@@ -57,7 +53,7 @@ type Policy struct {
 	KeepRate bool
 
 	// Match lists globs over the types of tasks that this policy guards: "*" matches any bytes or none, "?" one byte,
-	// everything else itself. A glob has 1 to MaxGlobBytes bytes, no "^" first and no "$" last. No two policies of a
+	// everything else itself. A glob has 1 to 1024 bytes, no "^" first and no "$" last. No two policies of a
 	// limiter may match the same task type. The default is none: then requests name the policy.
 	Match []string
 
@@ -116,7 +112,7 @@ type Window struct {
 	Name string
 
 	// Per is the scope: the attributes that the window counts by. The window has a count for each combination of
-	// their values. Per has at most MaxAttributes different ones, in any order, each of 1 to 64 of the characters
+	// their values. Per has at most 8 different ones, in any order, each of 1 to 64 of the characters
 	// A-Z a-z 0-9 _ . - The default is the tenant.
 	Per []string
 

@@ -32,7 +32,7 @@ func (l *Limiter) Resume(ctx context.Context, r Request) error {
 // Pause reports that the upstream refused the reservation's call, and for how long. It stops grants
 // on all workers, for the scopes of the reservation that Policy.UpstreamShared selects. A later refusal
 // extends the pause. After it, grants follow Policy.KeepRate. Denied requests find it in
-// Decision.Pause, with the cause, such as "429": at most MaxCauseBytes, or empty.
+// Decision.Pause, with the cause, such as "429": at most 128 bytes, or empty.
 //
 // A pause below a millisecond, even below 0, means that the upstream did not say how long: so time.Until of a reset
 // may be passed on. A policy that adapts then pauses for an eighth of its shortest period, at most 1 second, and
@@ -44,8 +44,8 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	switch {
 	case r.limiter == nil:
 		return Refusal{}, fmt.Errorf("%w %q", ErrUnknownPolicy, r.Policy)
-	case len(cause) > MaxCauseBytes:
-		return Refusal{}, r.bad("cause", cause, fmt.Sprintf("must be at most %d bytes", MaxCauseBytes))
+	case len(cause) > 128:
+		return Refusal{}, r.bad("cause", cause, "must be at most 128 bytes")
 	}
 	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, true)
 	if err != nil {

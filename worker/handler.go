@@ -24,11 +24,11 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 	base := request // of the handler's calls, which have no ticket
 	base.Front, base.Key, base.Ticket = false, "", throttle.Ticket{}
 	caller := &throttle.Caller{Decision: d, Request: base}
-	j := &Job{caller: caller, limiter: s.limiter, settled: d.Reservation, task: d.Reservation, taskType: a.task.Type()}
+	j := &Job{caller: caller, limiter: s.limiter, settled: d.Reservation, taskType: a.task.Type()}
 	ctx, j.lost = context.WithCancelCause(ctx)
 	defer j.lost(nil)
 	ctx = throttle.WithCaller(context.WithValue(ctx, jobKey{}, j), j.caller)
-	ctx = j.task.Hold(ctx)
+	ctx = d.Reservation.Hold(ctx)
 	err := func() error {
 		defer s.end(a, j) // also if the handler panics
 		return a.handler.ProcessTask(ctx, a.task)
@@ -47,7 +47,7 @@ func (s *Server) run(ctx context.Context, a *attempt, request throttle.Request, 
 func (s *Server) end(a *attempt, j *Job) {
 	j.mu.Lock()
 	j.ended = true
-	held := append([]throttle.Reservation{j.task}, j.extra...)
+	held := append([]throttle.Reservation{j.caller.Decision.Reservation}, j.extra...)
 	j.mu.Unlock()
 	released, tried := context.WithCancel(context.Background())
 	a.released = released
@@ -105,7 +105,7 @@ func askAgainIn(denied *throttle.DeniedError) time.Duration {
 		wait = max(wait, r.Until.Sub(d.At))
 	}
 	for _, w := range d.Windows {
-		if w.Algorithm.Leases() {
+		if w.Algorithm == throttle.AlgorithmConcurrency {
 			slotsDenied = slotsDenied || w.Denied
 		} else {
 			wait = max(wait, w.RetryIn)

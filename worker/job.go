@@ -34,7 +34,6 @@ type Job struct {
 	lost     context.CancelCauseFunc // ends the handler's context when a slot is lost
 	settling sync.Mutex
 	settled  throttle.Reservation // of the task, with the costs settled last, which Redis forgets when they count no more
-	task     throttle.Reservation // of the task, as it was granted
 	taskType string
 
 	mu    sync.Mutex
@@ -90,11 +89,7 @@ func (j *Job) Cancel(ctx context.Context) error {
 	if err := j.matched(); err != nil {
 		return err
 	}
-	if _, err := j.task.Cancel(ctx); err != nil {
-		return err
-	}
-	j.caller.GaveBack.Store(true)
-	return nil
+	return j.caller.Cancel(ctx)
 }
 
 // Pause pauses the task's policy because the upstream refuses calls for d, or for an unknown time if d is below a
@@ -108,7 +103,7 @@ func (j *Job) Pause(ctx context.Context, d time.Duration) error {
 	j.caller.Answered(j.caller.Request.Policy, time.Now())
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
-	_, err := j.task.Pause(ctx, d, "")
+	_, err := j.caller.Decision.Reservation.Pause(ctx, d, "")
 	return err
 }
 
@@ -175,7 +170,7 @@ func (j *Job) neverFits(err error) error {
 		counts := slices.ContainsFunc(j.caller.Decision.Windows, func(window throttle.WindowState) bool {
 			return window.Name == w.Name && window.Scope.String() == w.Scope.String()
 		})
-		if w.Denied && w.Algorithm.Leases() && counts && held > 0 && held+cost > w.Limit {
+		if w.Denied && w.Algorithm == throttle.AlgorithmConcurrency && counts && held > 0 && held+cost > w.Limit {
 			hint := fmt.Sprintf("never fits beside the %d that the job holds: the window grants %d at most", held, w.Limit)
 			return &throttle.RequestError{
 				Policy: task.Policy, Window: w.Name, Field: "cost " + w.Unit, Value: cost, Hint: hint,

@@ -122,8 +122,8 @@ func (c *ControlCommand) sign() error {
 	switch {
 	case strings.TrimSpace(c.author.Why) == "":
 		return badInput("--why is missing: must be the reason of the change")
-	case c.needsFor && (c.For <= 0 || c.For > control.MaxTTL):
-		return badInput("--for %v: must be given, such as 10m: above 0 and at most %v", c.For, control.MaxTTL)
+	case c.needsFor && (c.For <= 0 || c.For > throttle.MaxPeriod):
+		return badInput("--for %v: must be given, such as 10m: above 0 and at most %v", c.For, throttle.MaxPeriod)
 	case strings.TrimSpace(c.author.Who) == "":
 		return badInput("--by is missing, and $USER is not set: must be who makes the change")
 	}
@@ -185,7 +185,7 @@ func (c *ControlCommand) lookUpTenant(
 		known = known || use.Tenant == c.tenant
 		others = append(others, use.Tenant)
 	}
-	all, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Limit: inspect.MaxLimit, Policy: p.Name})
+	all, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Policy: p.Name})
 	for _, t := range all.Tenants {
 		others = append(others, t.Tenant)
 	}

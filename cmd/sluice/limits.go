@@ -150,14 +150,14 @@ func (m *Main) limitsSet() *cli.Command {
 		&cli.Int64Flag{Name: "burst", Usage: "of a gcra window: `N` units at once", Destination: &burst},
 		&cli.DurationFlag{
 			Name: "for", Usage: "it ends by itself after `DURATION`; by default it is published", Destination: &c.For,
-			Validator: within(time.Millisecond, control.MaxTTL),
+			Validator: within(time.Millisecond, throttle.MaxPeriod),
 		})
 }
 
 func (m *Main) limitsRollback() *cli.Command {
 	c, version := m.control(), int64(0)
 	rollback := func(ctx context.Context, f *fleet) (outcome, error) {
-		changes, err := f.store.Changes(ctx, control.MaxChanges)
+		changes, err := f.store.Changes(ctx, 10_000) // all
 		if err != nil {
 			return outcome{}, err
 		}
@@ -247,7 +247,7 @@ func (m *Main) limitsLog() *cli.Command {
 	return &cli.Command{
 		Name: "log", Usage: "show who changed what, when and why",
 		Flags: c.flags(&cli.IntFlag{Name: "last", Usage: "show the newest `N` changes", Value: 20, Destination: &last,
-			Validator: within(1, control.MaxChanges)}),
+			Validator: within(1, 10_000)}),
 		Action: on(c.connect, func(ctx context.Context, f *fleet, _ *cli.Command) error {
 			changes, err := f.store.Changes(ctx, last)
 			if err != nil {

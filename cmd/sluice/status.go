@@ -51,7 +51,7 @@ func (m *Main) statusCommand() *cli.Command {
 	return &cli.Command{
 		Name: "status", ArgsUsage: "[POLICY] [TENANT]", Usage: "show who waits, until when, and what is used", Action: on(c.inForce, c.run),
 		Flags: c.liveFlags(
-			&cli.IntFlag{Name: "tenants", Value: 20, Destination: &c.Tenants, Validator: within(1, inspect.MaxLimit),
+			&cli.IntFlag{Name: "tenants", Value: 20, Destination: &c.Tenants, Validator: within(1, 500),
 				Usage: "show at most `N` rows of tenants, 1 to 500"},
 			&cli.BoolFlag{Name: "watch", Destination: &c.Watch,
 				Usage: "show it again and again, until interrupted"},
@@ -132,7 +132,7 @@ func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant s
 func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant string) (s policyStatus, err error) {
 	for after := ""; ; {
 		page, err := inspect.Of(f.limiter).State(ctx, inspect.Query{
-			After: after, Limit: inspect.MaxLimit, Policy: policy, Tenant: tenant,
+			After: after, Policy: policy, Tenant: tenant,
 		})
 		if err != nil {
 			return s, err

@@ -38,7 +38,7 @@ type Change struct {
 	Policies []throttle.Policy `json:"policies,omitempty"` // the published ones: for publishing them again
 }
 
-// Changes returns the last n changes, the newest first. The log keeps MaxChanges. The error may wrap
+// Changes returns the last n changes, the newest first. The log keeps 10,000. The error may wrap
 // that of Redis.
 func (s *Store) Changes(ctx context.Context, n int) ([]Change, error) {
 	entries, err := s.client().XRevRangeN(ctx, s.key("log"), "+", "-", int64(n)).Result()

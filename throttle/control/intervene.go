@@ -51,11 +51,11 @@ func (s *State) add(field, value string) error {
 	return nil
 }
 
-// SetOverride puts an override of one tenant in force for a time, above 0 and at most MaxTTL. It
+// SetOverride puts an override of one tenant in force for a time, above 0 and at most throttle.MaxPeriod. It
 // replaces the tenant's earlier one. Its Author, Until and Why are ignored. It must fit the published policies.
 // Without a tenant it changes windows of a published policy, shared ones too, for all without a limit of their own.
 //
-// Errors are a *throttle.PolicyError, an InputError, an error that names MaxInForce, or wrap an error of Redis.
+// Errors are a *throttle.PolicyError, an InputError, an error if 1,000 overrides and pauses are in force, or wrap an error of Redis.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, author Author) error {
 	state, err := s.checkedState(ctx, o.Policy, o.Tenant, ttl, author)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	case o.Exempt == nil && o.Weight == 0 && len(o.Windows) == 0:
 		return invalid("the override of tenant %q is empty: "+
 			"must change a limit, the weight or whether it is exempt", quote.Short(o.Tenant))
-	case o.Weight != 0 && !(o.Weight >= 0.001 && o.Weight <= MaxWeight):
+	case o.Weight != 0 && !(o.Weight >= 0.001 && o.Weight <= maxWeight):
 		return invalid("weight %v: must be 0.001 to 1000000", o.Weight)
 	}
 	if o.Tenant == "" || state.Policies != nil { // else followers check it
@@ -116,11 +116,11 @@ func (s State) Front(policy, tenant string, ttl time.Duration) (throttle.TenantO
 			o = current
 		}
 	}
-	if o.Weight != MaxWeight && o.Until.Sub(s.At) > ttl {
+	if o.Weight != maxWeight && o.Until.Sub(s.At) > ttl {
 		return o, invalid("tenant %q of %s has an override by %q until %s UTC: clear that, or let the tenant go first for as long",
 			quote.Short(tenant), policy, quote.Short(o.Author), o.Until.Format(time.DateTime))
 	}
-	o.Weight = MaxWeight
+	o.Weight = maxWeight
 	return o, nil
 }
 
@@ -153,7 +153,7 @@ func DescribeOverride(o throttle.TenantOverride) string {
 		parts = append(parts, text)
 	}
 	slices.Sort(parts)
-	if o.Weight == MaxWeight {
+	if o.Weight == maxWeight {
 		parts = append(parts, "goes first")
 	} else if o.Weight > 0 {
 		parts = append(parts, fmt.Sprintf("weight %v", o.Weight))
@@ -183,7 +183,7 @@ func (s State) Describe(kind, policy, tenant string) string {
 }
 
 // Pause stops grants of a policy to a tenant, or with "" to all, for a time: above 0 and at most
-// MaxTTL. It replaces an earlier pause. Tasks that run go on. If policies were published, the policy
+// throttle.MaxPeriod. It replaces an earlier pause. Tasks that run go on. If policies were published, the policy
 // must be one of them, or one removed since. Errors are SetOverride's.
 func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duration, author Author) error {
 	state, err := s.checkedState(ctx, policy, tenant, d, author)
@@ -226,8 +226,8 @@ func (s *Store) checkedState(ctx context.Context, policy, tenant string, ttl tim
 		return State{}, invalid("policy %q: must be the name of a policy", quote.Short(policy))
 	case len(tenant) > throttle.MaxValueBytes:
 		return State{}, invalid("tenant %q: must be at most %d bytes", quote.Short(tenant), throttle.MaxValueBytes)
-	case ttl < time.Microsecond || ttl > MaxTTL:
-		return State{}, invalid("duration %v: must be above 0 and at most %v", ttl, MaxTTL)
+	case ttl < time.Microsecond || ttl > throttle.MaxPeriod:
+		return State{}, invalid("duration %v: must be above 0 and at most %v", ttl, throttle.MaxPeriod)
 	case err != nil:
 		return State{}, err
 	}

@@ -32,10 +32,9 @@ import (
 
 // Bounds, all inclusive.
 const (
-	MaxInForce  = 1000 // overrides and pauses together
-	MaxTTL      = throttle.MaxPeriod
-	MaxWeight   = 1e6    // a tenant of this weight goes first
-	MaxChanges  = 10_000 // in the log: older ones are deleted
+	maxInForce  = 1000   // overrides and pauses together
+	maxWeight   = 1e6    // a tenant of this weight goes first
+	maxChanges  = 10_000 // in the log: older ones are deleted
 	MaxWhoBytes = 200
 	MaxWhyBytes = 500
 )
@@ -236,7 +235,7 @@ func (s *Store) change(
 	entry, _ := json.Marshal(c) // strings, and policies that were encoded before
 	keys := []string{s.key("state"), s.key("log")}
 	reply, err := changeScript.Run(ctx, s.client(), keys, field, value, ttl.Microseconds(), version,
-		MaxInForce, entry, MaxChanges).Int64Slice()
+		maxInForce, entry, maxChanges).Int64Slice()
 	if len(reply) != 2 {
 		return 0, fmt.Errorf("control: making a change: %d values: %w", len(reply), cmp.Or(err, throttle.ErrReply))
 	}
@@ -246,7 +245,7 @@ func (s *Store) change(
 	case 2:
 		return 0, fmt.Errorf("%w: version %d was to be replaced, and %d is in force", ErrConflict, version, reply[1])
 	}
-	return 0, fmt.Errorf("control: %d overrides and pauses are in force: must be at most %d: clear some", reply[1], MaxInForce)
+	return 0, fmt.Errorf("control: %d overrides and pauses are in force: must be at most %d: clear some", reply[1], maxInForce)
 }
 
 // digest tells versions of a program's own policies apart.

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	MaxLimit = 500                  // of Query.Limit, and its default
-	MaxPlan  = 400 * 24 * time.Hour // how far ahead plans and simulations look
+	maxTenants = 500                  // of a page
+	maxPlan    = 400 * 24 * time.Hour // how far ahead plans and simulations look
 )
 
 // An Inspector looks at the lines of a limiter. It is safe for concurrent use. Errors are Limiter.Reserve's.

@@ -60,7 +60,7 @@ type Finish struct {
 	Tenant    string    `json:"tenant,omitempty"`     // Demand.Tenant
 	Count     int       `json:"waiting"`              // requests
 	Binds     string    `json:"binds,omitempty"`      // what the last waits for longest: a window, or throttle.BySlots
-	Expected  time.Time `json:"expected,omitzero"`    // Plan.At without requests; zero after MaxPlan, or with NeverFits
+	Expected  time.Time `json:"expected,omitzero"`    // Plan.At without requests; zero after maxPlan, or with NeverFits
 	Late      int       `json:"late,omitempty"`       // how many have not ended by PlanOptions.Deadline
 	NeverFits string    `json:"never_fits,omitempty"` // a window that can never grant one of them
 }
@@ -77,7 +77,7 @@ func (s *Snapshot) Plan(ctx context.Context, o PlanOptions) (Plan, error) {
 		}
 	}
 	sim := s.simulation(o)
-	for t := s.now; sim.left > 0 && t < s.now+MaxPlan.Microseconds(); {
+	for t := s.now; sim.left > 0 && t < s.now+maxPlan.Microseconds(); {
 		if ctx.Err() != nil {
 			return Plan{}, fmt.Errorf("throttle: %w", ctx.Err())
 		}
@@ -148,7 +148,7 @@ func (i Inspector) other(variant throttle.Policy, overrides []throttle.TenantOve
 	c, in, p := i.limiter.Config(), i.limiter.Interventions(), variant.WithDefaults()
 	for _, o := range overrides {
 		p.Tenants[o.Tenant] = p.Tenants[o.Tenant].With(o) // if it is invalid, so is the policy
-		o.Until = in.At.Add(MaxPlan)
+		o.Until = in.At.Add(maxPlan)
 		in.Overrides = append(in.Overrides, o) // the last of a tenant counts
 	}
 	c.Policies = []throttle.Policy{p}

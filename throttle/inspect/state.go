@@ -19,7 +19,7 @@ import (
 // A Query selects the part of a policy's state that State returns.
 type Query struct {
 	After  string // PolicyState.Next of the page before; empty for the first page
-	Limit  int    // about how many tenants a page has; at most MaxLimit, which is the default
+	Limit  int    // about how many tenants a page has; at most 500, which is the default
 	Policy string // required
 	Tenant string // the only one, even if it does not wait, if windows count by the tenant alone; empty for all
 }
@@ -151,7 +151,7 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 // without tickets, where windows count by the tenant alone.
 func (l *line) find(ctx context.Context, q Query, cursor uint64) ([]State, uint64) {
 	if q.Tenant == "" {
-		return l.page(ctx, cursor, min(cmp.Or(q.Limit, MaxLimit), MaxLimit))
+		return l.page(ctx, cursor, min(cmp.Or(q.Limit, maxTenants), maxTenants))
 	}
 	asked := &throttle.Expectation{Request: throttle.Request{Policy: q.Policy, Tenant: q.Tenant}}
 	l.err = cmp.Or(l.err, l.Expect(ctx, asked))

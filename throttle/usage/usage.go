@@ -28,8 +28,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// Span is the shortest time that Top covers. The longest is 5 minutes more, the span of a set.
-const Span = time.Hour
+// topSpan is the shortest time that Top covers. The longest is 5 minutes more, the span of a set.
+const topSpan = time.Hour
 
 const (
 	writeEvery   = 10 * time.Second
@@ -148,7 +148,7 @@ func (c *Counter) write(l *throttle.Limiter) {
 		tenants, minutes := byTenant.key(l, policy, at), byMinute.key(l, policy, at)
 		pipe.ZAdd(ctx, minutes, redis.Z{Score: float64(n), Member: minute + waiting})
 		pipe.ZRemRangeByRank(ctx, tenants, 0, -1-maxMembers)
-		pipe.Expire(ctx, tenants, Span+2*byTenant.span)
+		pipe.Expire(ctx, tenants, topSpan+2*byTenant.span)
 		pipe.Expire(ctx, minutes, HistorySpan+2*byMinute.span)
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
@@ -168,7 +168,7 @@ type Use struct {
 func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use, error) {
 	now := time.Now()
 	pipe := l.Config().Client.Pipeline() // no role of lock-down-redis.md may call ZUNION
-	for ago := time.Duration(0); ago <= Span; ago += byTenant.span {
+	for ago := time.Duration(0); ago <= topSpan; ago += byTenant.span {
 		pipe.ZRangeWithScores(ctx, byTenant.key(l, policy, now.Add(-ago)), 0, -1)
 	}
 	parts, err := pipe.Exec(ctx)

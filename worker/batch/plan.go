@@ -29,7 +29,7 @@ type Plan struct {
 	Duration Duration `json:"duration"`
 
 	// Finish is when the last task is expected to end, or to start if the Duration is unknown. It is zero if no task
-	// can be enqueued, one never fits, or the plan is longer than inspect.MaxPlan. Binds names what the last task waits
+	// can be enqueued, one never fits, or the plan is longer than 400 days. Binds names what the last task waits
 	// for the longest: a window, or throttle.BySlots; empty for nothing.
 	Finish time.Time `json:"finish,omitzero"`
 	Binds  string    `json:"binds,omitempty"`

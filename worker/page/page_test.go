@@ -317,7 +317,7 @@ func TestOperatorsChangeLimits(t *testing.T) {
 		v.wants(sure("acme goes before other tenants until ", "what", "front", "whom", "acme", "for", "40m"), "The tenant goes first.")
 		state, err := s.control.State(t.Context())
 		expect.That(t, err == nil && len(state.Pauses) == 1 && len(state.Overrides) == 1 &&
-			state.Overrides[0].Windows["minute"].Limit == 50 && state.Overrides[0].Weight == control.MaxWeight &&
+			state.Overrides[0].Windows["minute"].Limit == 50 && state.Overrides[0].Weight == 1e6 &&
 			state.Overrides[0].Author == "anna", "in force:", state.Interventions, err)
 		v.wants(sure("ends now", "what", "resume"), "The pause has ended.")
 		v.wants(sure("The override of github, tenant acme, ends now", "what", "clear", "tenant", "acme"), "The override has ended.")

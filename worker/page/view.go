@@ -419,7 +419,7 @@ func (p *Page) state(ctx context.Context, r inspect.Query, like string) (inspect
 	key := strings.Join([]string{"state", r.Policy, r.After, r.Tenant, like}, "\x00")
 	return remember(&p.recent, ctx, key, func(ctx context.Context) (found inspect.PolicyState, err error) {
 		if like != "" {
-			r.Limit = inspect.MaxLimit
+			r.Limit = 0 // the most
 		}
 		for looked := 0; ; {
 			page, err := inspect.Of(p.config.Limiter).State(ctx, r)

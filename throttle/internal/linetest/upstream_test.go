@@ -158,7 +158,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 		_, err := l.Attach(throttle.Reservation{Request: r}).Pause(t.Context(), d, "")
 		return err
 	}
-	_, long := r.Pause(t.Context(), s, strings.Repeat("x", throttle.MaxCauseBytes+1))
+	_, long := r.Pause(t.Context(), s, strings.Repeat("x", 129))
 	for _, tc := range []struct {
 		err  error
 		want string

@@ -28,8 +28,8 @@ const (
 	AlgorithmConcurrency Algorithm = "concurrency"
 )
 
-// leases reports whether windows hold units until they are given back, or their lease runs out.
-func (a Algorithm) leases() bool { return a.side() != nil && a.side().Leases }
+// Leases reports whether windows hold units until they are given back, or their lease runs out.
+func (a Algorithm) Leases() bool { return a.side() != nil && a.side().Leases }
 
 // side returns the Go side of an algorithm, or nil if there is none of that name.
 func (a Algorithm) side() *algorithm.Algorithm { return algorithm.ByName[string(a)] }

@@ -18,11 +18,10 @@ type compiledPolicy struct {
 	flowMark string   // of the scopes: see script.FlowMark
 	scopes   [][]string
 	script   *script.Policy
-	settings Policy       // without Match, Tenants and Windows: see Limiter.Match
-	units    []string     // every unit that a window counts
-	upstream []int        // the numbers, from 1, of the scopes that Policy.UpstreamShared selects
-	counting []Window     // its windows as they count: see Policy.Observe
-	pause    func() Pause // operators', of all tenants; zero if there is none
+	settings Policy   // without Match, Tenants and Windows: see Limiter.Match
+	units    []string // every unit that a window counts
+	upstream []int    // the numbers, from 1, of the scopes that Policy.UpstreamShared selects
+	counting []Window // its windows as they count: see Policy.Observe
 
 	*policyState
 
@@ -41,9 +40,8 @@ type policyState struct {
 }
 
 // compile prepares a policy, which is valid and has its defaults, for the line of one shard. The caller adds its state.
-func (l *Limiter) compile(p Policy, line string) *compiledPolicy {
+func compile(runner *script.Runner, p Policy, line string, paused func() int64) *compiledPolicy {
 	cp := &compiledPolicy{Policy: p, line: line, settings: p}
-	cp.pause = func() Pause { return l.interventions.Load().pause(target{policy: p.Name}) }
 	cp.settings.Match, cp.settings.Tenants, cp.settings.Windows = nil, nil, nil
 	cp.flowBy = []string{TenantAttribute}
 	for _, w := range p.Windows {
@@ -58,7 +56,7 @@ func (l *Limiter) compile(p Policy, line string) *compiledPolicy {
 	cp.units = sortedSet(cp.units) // so that costs are written alike, whatever the order of windows
 	cp.flowBy = sortedSet(cp.flowBy)
 
-	sp := &script.Policy{BatchShare: p.BatchShare, Line: line, Paused: func() int64 { return cp.pause().ends() }}
+	sp := &script.Policy{BatchShare: p.BatchShare, Line: line, Paused: paused}
 	var all []int
 	for i, attributes := range cp.scopes {
 		ofTenant := slices.Contains(attributes, TenantAttribute)
@@ -90,7 +88,7 @@ func (l *Limiter) compile(p Policy, line string) *compiledPolicy {
 		cp.counting = append(cp.counting, w)
 	}
 	sp.Algorithms = sortedSet(sp.Algorithms)
-	cp.script = l.runner.Prepare(sp)
+	cp.script = runner.Prepare(sp)
 	return cp
 }
 

@@ -105,7 +105,7 @@ func (n *Line) prepare(ctx context.Context, cp *compiledPolicy, e *Expectation) 
 	}
 	if e.Request.Ticket.Queue = queue; o != nil {
 		e.Settings, e.Windows, e.Settings.Weight = o.tenant.Tenant, o.windows, float64(o.weight())/1000
-		for _, p := range []Pause{o.pause(), o.tenant.pause} {
+		for _, p := range o.tenant.pauses {
 			if p != (Pause{}) {
 				e.Pauses = append(e.Pauses, p)
 			}

@@ -55,8 +55,11 @@ type interventions struct {
 // An effectiveTenant is a tenant as operators have changed it.
 type effectiveTenant struct {
 	Tenant
-	pause Pause // operators', of this tenant alone; zero if there is none
+	pauses [2]Pause // operators', of all tenants and of this one; zero without one
 }
+
+// paused reports whether operators pause the tenant. It decides only where Redis is not asked.
+func (t effectiveTenant) paused() bool { return t.pauses != [2]Pause{} }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin later. Each ends
 // by itself. Tickets that wait follow within seconds, and within a minute after one has ended. What does not suit its
@@ -105,8 +108,8 @@ func (now *interventions) applyTo(cp *compiledPolicy, name string, settings Tena
 			t.Tenant = changed
 		}
 	}
-	if name != "" {
-		t.pause = now.pause(target{cp.Name, name})
+	if t.pauses[0] = now.pause(target{policy: cp.Name}); name != "" {
+		t.pauses[1] = now.pause(target{cp.Name, name})
 	}
 	return t
 }

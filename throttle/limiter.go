@@ -148,7 +148,7 @@ func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (D
 // failOpen grants a request that Redis did not answer, if its policy says so and no operator has paused its tenant.
 func (l *Limiter) failOpen(ctx context.Context, o *operation, err error) (Decision, error) {
 	gaveUp := ctx.Err() != nil && !silent(ctx)
-	if !errors.Is(err, ErrUnavailable) || !o.FailOpen || gaveUp || o.paused() {
+	if !errors.Is(err, ErrUnavailable) || !o.FailOpen || gaveUp || o.tenant.paused() {
 		return Decision{}, err
 	}
 	r := o.request

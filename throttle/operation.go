@@ -271,15 +271,12 @@ func (o *operation) lineRequest(op, id string) script.Request {
 			Weight: o.weight(), Key: r.Key, Front: r.Front,
 		},
 	}
-	ask.Settings.Paused = o.tenant.pause.ends()
+	ask.Settings.Paused = o.tenant.pauses[1].ends()
 	if r.Ticket.ID != "" {
 		ask.Ticket = r.Ticket.name()
 	}
 	return ask
 }
-
-// paused reports whether operators pause the request. It decides only where Redis is not asked.
-func (o *operation) paused() bool { return o.pause() != Pause{} || o.tenant.pause != Pause{} }
 
 // reserveRequest returns the request that reserves. A reservation that it replaces is given back by the same call.
 func (o *operation) reserveRequest(replaces Reservation) script.Request {
@@ -294,7 +291,7 @@ func (o *operation) joinRequest() (ask script.Request, err error) {
 	switch {
 	case o.request.Ticket == (Ticket{}):
 		return ask, o.request.bad("ticket", "", "must have an ID")
-	case o.unlimited && !o.paused():
+	case o.unlimited && !o.tenant.paused():
 		return ask, nil
 	}
 	ask = o.lineRequest(script.Join, "")
@@ -340,9 +337,9 @@ func (o *operation) decision(a script.Answer) Decision {
 			d.Latest = max(d.RetryIn, micros(a.Latest-a.At))
 		}
 		switch p := a.Pause; {
-		case p.Whose > 0:
-			ofPolicy := cmp.Or(o.pause(), Pause{ByHand: true, Policy: o.Name, Until: time.UnixMicro(p.Until)}) // it may have ended
-			d.Pause = &[]Pause{ofPolicy, o.tenant.pause}[p.Whose-1]
+		case p.Whose > 0: // the policy's may have begun since the operation was prepared: then only its end is known
+			bare := Pause{ByHand: true, Policy: o.Name, Until: time.UnixMicro(p.Until)}
+			d.Pause = new(cmp.Or(o.tenant.pauses[p.Whose-1], bare))
 		case p.Until > 0:
 			d.Pause = &Pause{
 				At: time.UnixMicro(p.At), Author: p.Reporter, Cause: p.Cause, Policy: o.Name, Tenant: p.Tenant,

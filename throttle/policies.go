@@ -88,7 +88,8 @@ func (l *Limiter) add(set *policySet, p Policy, line string, removed bool) {
 	if set.byLine[line] != nil {
 		return
 	}
-	cp := l.compile(p, line)
+	paused := func() int64 { return l.interventions.Load().pause(target{policy: p.Name}).ends() }
+	cp := compile(&l.runner, p, line, paused)
 	cp.policyState = l.Line(line).newState()
 	set.byLine[line], set.lines = cp, append(set.lines, cp)
 	set.byName[p.Name] = append(set.byName[p.Name], cp)

@@ -76,7 +76,7 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
 	for i, w := range o.windows {
 		cost, ok := actual[w.Unit]
-		if costs[i] = cost; !ok || w.Algorithm.leases() || slices.Contains(never, i+1) && cost <= r.CostOf(w.Unit) {
+		if costs[i] = cost; !ok || w.Algorithm.Leases() || slices.Contains(never, i+1) && cost <= r.CostOf(w.Unit) {
 			costs[i] = -1
 		}
 	}
@@ -119,7 +119,7 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 // is the corrected one: below 0 where it stays, and nil if all was given back.
 func (o *operation) change(old, actual []int64) int64 {
 	i := slices.IndexFunc(o.windows, func(w Window) bool {
-		return w.Unit == Requests && !w.Algorithm.leases() // leases keep no correction
+		return w.Unit == Requests && !w.Algorithm.Leases() // leases keep no correction
 	})
 	was := o.request.CostOf(Requests)
 	if i >= 0 && old != nil {
@@ -186,7 +186,7 @@ func (r Reservation) Lease() time.Duration {
 	}
 	lease := time.Duration(0)
 	for _, w := range cp.counting {
-		if w.Algorithm.leases() && r.CostOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
+		if w.Algorithm.Leases() && r.CostOf(w.Unit) > 0 && (lease == 0 || w.Lease < lease) {
 			lease = w.Lease
 		}
 	}

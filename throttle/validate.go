@@ -14,6 +14,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
 
+const maxGlobBytes, maxAttributes = 1024, 8
+
 // A PolicyError names the invalid value of a policy, and what would be valid.
 type PolicyError struct {
 	Policy string // the policy's name
@@ -83,7 +85,7 @@ func (p Policy) Validate() error {
 		field := fmt.Sprintf("match[%d]", i)
 		expression := strings.HasPrefix(glob, "^") || strings.HasSuffix(glob, "$")
 		c.must(glob != "", field, glob, `must be a task type or a glob such as "http:*"`)
-		c.must(len(glob) <= 1024, field, glob, "must be at most 1024 bytes")
+		c.must(len(glob) <= maxGlobBytes, field, glob, fmt.Sprintf("must be at most %d bytes", maxGlobBytes))
 		c.must(!expression, field, glob, `must be a glob such as "http:*", not a regular expression`)
 	}
 	names, windows := map[string]bool{}, p.Windows
@@ -112,7 +114,7 @@ func (w Window) check(c *problems) {
 	between(c, "limit", w.Limit, 1, MaxLimit)
 	c.must(nameShape.MatchString(w.Unit), "unit", w.Unit, nameHint)
 	c.must(!w.Shared || len(per) == 0, "per", per, "must be left out: the window is shared")
-	c.must(len(per) <= 8, "per", per, "must be at most 8 attributes")
+	c.must(len(per) <= maxAttributes, "per", per, fmt.Sprintf("must be at most %d attributes", maxAttributes))
 	c.must(len(slices.Compact(slices.Clone(per))) == len(per), "per", per, "must name every attribute once")
 	for _, attribute := range per {
 		c.must(nameShape.MatchString(attribute), "per", attribute, nameHint)

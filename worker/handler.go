@@ -105,7 +105,7 @@ func askAgainIn(denied *throttle.DeniedError) time.Duration {
 		wait = max(wait, r.Until.Sub(d.At))
 	}
 	for _, w := range d.Windows {
-		if w.Algorithm == throttle.AlgorithmConcurrency {
+		if w.Algorithm.Leases() {
 			slotsDenied = slotsDenied || w.Denied
 		} else {
 			wait = max(wait, w.RetryIn)

@@ -170,7 +170,7 @@ func (j *Job) neverFits(err error) error {
 		counts := slices.ContainsFunc(j.caller.Decision.Windows, func(window throttle.WindowState) bool {
 			return window.Name == w.Name && window.Scope.String() == w.Scope.String()
 		})
-		if w.Denied && w.Algorithm == throttle.AlgorithmConcurrency && counts && held > 0 && held+cost > w.Limit {
+		if w.Denied && w.Algorithm.Leases() && counts && held > 0 && held+cost > w.Limit {
 			hint := fmt.Sprintf("never fits beside the %d that the job holds: the window grants %d at most", held, w.Limit)
 			return &throttle.RequestError{
 				Policy: task.Policy, Window: w.Name, Field: "cost " + w.Unit, Value: cost, Hint: hint,

@@ -114,7 +114,7 @@ func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
 		var refills int64
 		switch {
-		case w.Unit != r.unit || w.Algorithm == throttle.AlgorithmConcurrency:
+		case w.Unit != r.unit || w.Algorithm.Leases():
 			continue
 		case w.Period > 0:
 			refills = int64(r.reset / w.Period)

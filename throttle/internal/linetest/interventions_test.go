@@ -194,16 +194,15 @@ func TestWaitIsPaused(t *testing.T) {
 	})
 }
 
-// A denial tells of the pause that denied it, also if operators have ended that during the call.
-func TestAPauseThatIsEndedDuringACall(t *testing.T) {
+// A request heeds a pause of its policy that begins while it waits for the call that carries it.
+func TestAPauseBeginsBeforeTheCall(t *testing.T) {
 	client, until := limitertest.Redis(t), time.Now().Add(h).Truncate(us)
-	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(5, s)))
-	l.SetInterventions(throttle.Interventions{At: time.Now(), Pauses: []throttle.Pause{{Policy: "p", Until: until}}})
+	l := limitertest.NewEdited(t, client, nil, nil, limitertest.Policy(limitertest.SharedWindow(5, s)))
 	client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
-		defer l.SetInterventions(throttle.Interventions{At: time.Now()})
+		l.SetInterventions(throttle.Interventions{At: time.Now(), Pauses: []throttle.Pause{{Policy: "p", Until: until}}})
 		return next(ctx, cmd)
 	}))
-	d := expect.Got(l.Reserve(t.Context(), limitertest.Acme(1)))(t)
+	d := l.Together(t, limitertest.Call{Request: limitertest.Acme(1)})[0]
 	want := throttle.Pause{ByHand: true, Policy: "p", Until: until}
 	expect.That(t, !d.Granted && d.Binds == throttle.ByPause && d.RetryIn > h-m && *d.Pause == want, d, d.Pause)
 }

@@ -15,7 +15,7 @@ var files embed.FS
 const (
 	base = " scope windows request"
 	more = "upstream request_more verbs"
-	line = "line_appointments line_units line_fair line_heads line_order line_write line " +
+	line = "line_appointments line_units line_fair line_heads line_order line " +
 		"line_eta line_join line_take"
 )
 

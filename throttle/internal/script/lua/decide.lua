@@ -9,7 +9,7 @@
 --   5 more      fields, as JSON; empty for most requests
 --   then S ends of the scopes' keys, narrow to broad
 -- request.go describes each verb. A request's fields are the JSON tags of Request there, a reply's
--- fields the tags of Answer in reply.go. Times are in us.
+-- fields the tags of Answer there. Times are in us.
 --
 -- reply  for every request these values, with windows for reserve, exempt, observe, peek, expect and cancel:
 --   answer  status at fields   when it was decided, or granted by an earlier copy (us); the fields are
@@ -17,7 +17,7 @@
 --   window  used resets        the units, and when nothing is counted any more
 --   error   9 text
 -- where
---   status  as in reply.go: 0 denied, 1 granted or done, 3 joined, 4, 5 and 7 refused, 6 waits already, 9
+--   status  as in request.go: 0 denied, 1 granted or done, 3 joined, 4, 5 and 7 refused, 6 waits already, 9
 --           failed; 8 depends on the verb:
 --             cancel, put_back           an earlier call did it; of a cancel also: nothing came back
 --             release                    nothing was held

@@ -14,7 +14,7 @@ const (
 	// AlgorithmSliding, the default, counts the last period: no span of that length has more than Limit.
 	AlgorithmSliding Algorithm = "sliding"
 
-	// AlgorithmFixed counts buckets of one period each, from whole multiples of it since 1970, in UTC.
+	// AlgorithmFixed counts buckets of one period each, which begin at whole multiples of it since 1970, in UTC.
 	AlgorithmFixed Algorithm = "fixed"
 
 	// AlgorithmGCRA grants Burst units at once, then one each Period/Limit: generic cell rate (ITU-T I.371).

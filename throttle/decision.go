@@ -45,7 +45,7 @@ type Decision struct {
 	// known, such as with BySlots.
 	Latest time.Duration
 
-	// Observed, if not nil, says why the request would have been denied, but for Policy.Observe.
+	// Observed, if not nil, says why the request would have been denied without Policy.Observe.
 	Observed *Observed
 
 	// Pause, if not nil, is in force for the request. A window may delay it for longer: see Binds.
@@ -90,7 +90,7 @@ type WindowState struct {
 	Algorithm Algorithm     `json:"algorithm"`          // how the window counts
 	Burst     int64         `json:"burst"`              // the most units at once: Limit, except for GCRA
 	Denied    bool          `json:"denied"`             // the cost does not fit, or the upstream paused it
-	Limit     int64         `json:"limit"`              // units a period, for this tenant; from Line.Take by Policy.Tenants
+	Limit     int64         `json:"limit"`              // units a period for this tenant; from Line.Take by Policy.Tenants
 	Name      string        `json:"name"`               // of the window
 	Period    time.Duration `json:"-"`                  // 0 for Calendar and Concurrency
 	Remaining int64         `json:"remaining"`          // units below Burst, even during a pause; at least 0

@@ -37,7 +37,7 @@ var (
 	// ErrUnknownPolicy is the kind of error where the limiter has no policy of the name given.
 	ErrUnknownPolicy = errors.New("throttle: unknown policy")
 
-	// ErrLeaseLost is the cause by which a Hold ends the context of its work: others may have the room.
+	// ErrLeaseLost is the cause with which a Hold ends the context of its work: others may have the room.
 	ErrLeaseLost = errors.New("throttle: the lease of a concurrency window was lost")
 )
 
@@ -49,13 +49,14 @@ type RequestError PolicyError
 func (e *RequestError) Error() string { return (*PolicyError)(e).Error() }
 
 // A DeniedError says that a job or a call did not start, because it does not fit now, or that it was refused, because
-// it cannot start in time, or too many wait before it. Nothing was taken. A refused one is not in line.
+// it cannot start in time, or too many wait before it. Nothing was taken. A refused request is not in line.
 type DeniedError struct {
 	// Cause is a reason beyond the denial, or nil. It wraps context.DeadlineExceeded if the work cannot start before
 	// Request.Deadline or within Request.MaxWait. Else it says that Request.Backlog is reached, or what has failed.
 	Cause error
 
-	// Decision is the denial; with Backlog the one of a join. With a Cause it may have only Policy, Tenant and RetryIn.
+	// Decision is the denial; for Request.Backlog it is the decision that a join would have got. With a Cause it may
+	// have only Policy, Tenant and RetryIn.
 	Decision Decision
 
 	// Request is the denied request. From Limiter.Wait, its Deadline is when the wait would have ended.

@@ -37,8 +37,8 @@ type Limiter struct {
 
 // A TenantFunc looks up the settings of one tenant, such as in a database. It is called at every request, by many
 // goroutines at once: it should cache. The caller gets its errors, wrapped, and a *PolicyError for each invalid setting
-// that it returns. For a panic the caller gets a *RequestError, and the stack is logged: at most once a minute. Errors
-// stop no renewal, correction or release of a reservation, and no report of a refusal by the upstream.
+// that it returns. For a panic the caller gets a *RequestError, and the stack is logged: at most once a minute. In
+// spite of errors, reservations are renewed, corrected and released, and refusals by the upstream are reported.
 type TenantFunc func(ctx context.Context, policy, tenant string) (t Tenant, found bool, err error)
 
 // Config configures New.
@@ -186,7 +186,7 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 // its lease is ended by ErrLeaseLost. Tickets in line keep their places.
 //
 // Reset returns how many scopes it has emptied, with all of their windows. For each set of attributes that windows
-// count by it looks through all keys of a Redis, some thousand a call, unless that set is empty, or is the tenant alone
+// count by, it looks through all keys of a Redis, some thousand a call, unless that set is empty, or is the tenant alone
 // and a tenant is named. If Reset fails or ctx ends, some counts are empty: repeat it. Errors are Take's.
 func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error) {
 	cp, err := l.policyFor(policy, tenant, true)

@@ -19,7 +19,7 @@ import (
 //   - LineDecision: Line.Join has answered for a ticket.
 //   - Publication: package control has read a version of the published policies.
 //   - Refusal: Reservation.Pause has reported that an upstream refused a call.
-//   - Start: work begins: a Limiter.Wait that may wait was granted, or package worker calls a task's handler.
+//   - Start: work begins, as a Limiter.Wait that may wait was granted, or package worker calls a task's handler.
 //   - TakenTicket: a ticket left a policy's line with its capacity. It may be put back.
 type Observer func(event any)
 

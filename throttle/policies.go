@@ -17,7 +17,7 @@ import (
 const followWithin = 2 * time.Second // other processes learn of changes within this time
 
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's name and
-// its own name, algorithm and scope stay. The line of a removed policy can be taken from until it is empty, and its
+// its own name, algorithm and scope stay. Tickets of a removed policy can be taken until its line is empty, and its
 // reservations can be corrected and released. `removed` are policies that only other programs had; one that is in
 // force again is ignored. An error wraps a *PolicyError for each invalid value of a policy. Then nothing changes.
 func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
@@ -160,8 +160,8 @@ func (l *Limiter) policyOfLine(line string, orRemoved bool) (*compiledPolicy, er
 	return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(line))
 }
 
-// LineOf returns the name of the line in which tickets of a tenant wait for a policy. It is the policy's, unless that
-// has shards. Tickets that joined before the shards changed wait in other lines.
+// LineOf returns the name of the line in which tickets of a tenant wait for a policy. It is the policy's name, unless
+// the policy has shards. Tickets that joined before the shards changed wait in other lines.
 func (l *Limiter) LineOf(policy, tenant string) string {
 	if shards := l.policies.Load().byName[policy]; shards != nil {
 		return shards[0].lineOf(tenant)

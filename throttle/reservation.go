@@ -139,7 +139,7 @@ const releaseTimeout = 5 * time.Second
 
 // Release gives back what Concurrency windows hold for the reservation, at the end of the work, and ends a Hold. It
 // takes 5 seconds at most, even if ctx has ended. A second one, or one after the lease expired, frees nothing. Errors
-// are Limiter.Reserve's. After an error, what is held ends with its lease.
+// are Limiter.Reserve's. After an error the units stay held until their lease ends.
 func (r Reservation) Release(ctx context.Context) error {
 	cp, err := r.policy()
 	if cp == nil {

@@ -12,7 +12,7 @@ import (
 // at a time, since some beginning. Calls arrive in the order of time, from one goroutine at a time.
 type Count func(at time.Duration) bool
 
-// HalvedCount accepts as many calls in any span of the period as the limit says, half as many between two times.
+// HalvedCount accepts as many calls in any span of the period as the limit says, but half from `from` until `until`.
 func HalvedCount(limit int, period, from, until time.Duration) Count {
 	return changingCount(period, func(at time.Duration) int {
 		if at >= from && at < until {

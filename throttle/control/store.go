@@ -92,7 +92,7 @@ type State struct {
 	Version int64 `json:"-"`
 
 	mark      string // of the last change
-	published string // the version and JSON of the policies: after a loss of data a version may come again
+	published string // version and JSON of the policies in Redis: after a loss of data a version may come again
 }
 
 var (

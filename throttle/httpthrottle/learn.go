@@ -27,7 +27,7 @@ type excess struct {
 	until time.Time // when the upstream resets
 }
 
-// freshFor is how long a job's calls are dated by its grant. Later answers count what others were granted since, too.
+// freshFor is how long a job's calls are dated by its grant. Later answers already count what others were granted.
 const freshFor = 5 * time.Second
 
 // maxReported bounds the memory of a learner, as there may be any number of tenants.
@@ -109,7 +109,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	}
 }
 
-// grantable returns how much our windows can grant until the upstream resets: what is left, and whole periods' limits.
+// grantable returns how much our windows can grant until the upstream resets: what is left, and a limit a period.
 func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
 		var refills int64

@@ -133,11 +133,11 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 // counts. A refusal is a response like any other, and the job's worker learns of it too.
 //
 // Slots in Concurrency windows are held until the response's body is read to its end or closed, or the context ends.
-// After a protocol switch they are held until the connection is closed: at the end of the context RoundTrip closes it.
+// After a protocol switch they are held until the connection is closed, which also happens when the context ends.
 // A call that loses its slot earlier ends with throttle.ErrLeaseLost.
 //
-// After an *UnidentifiedError, a *CountedError or an error of throttle.Limiter.Wait, such as a *throttle.DeniedError,
-// the call was not made, nor if the context ended before. Other errors are Base's.
+// After an *UnidentifiedError, a *CountedError or an error of throttle.Limiter.Wait, such as a
+// *throttle.DeniedError, or if the context ended before, the call was not made. Other errors are Base's.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	caller := throttle.CallerFrom(req.Context())
 	r, ok := t.identify(req, caller)

@@ -25,7 +25,7 @@ type Demand struct {
 	Joined  int              // of requests that stand in line already
 
 	// Hold is how long each holds a handler slot and what Concurrency windows grant, from its start to its end. The
-	// default, 0, is unknown: neither is counted, and it ends when it starts.
+	// default, 0, is unknown: neither is counted, and each request ends when it starts.
 	Hold time.Duration
 }
 
@@ -186,7 +186,7 @@ type tickets struct {
 	demand bool    // they are of a demand
 	joined int64   // how many of a demand stand in line
 	left   int64   // that have not started
-	hold   int64   // us for which each holds what it takes; 0 if unknown, then it ends when it starts
+	hold   int64   // us for which each holds what it takes; 0 if unknown: then each ends when it starts
 	rank   int64   // of the first one
 	costs  []int64 // of each, by simFlow.windows
 }
@@ -267,16 +267,16 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, flows []State) error {
 	all, b.tickets = append(all, b.tickets...), nil
 	rank, last := int64(0), map[string]*tickets{} // by flow
 	for _, t := range all {
-		never := new(throttle.RequestError)
-		switch unknown := errors.As(t.Err, &never) && never.Window == ""; {
+		refused := new(throttle.RequestError)
+		switch invalid := errors.As(t.Err, &refused) && refused.Window == ""; {
 		case t.Err != nil && !t.demand: // it never fits, or joined by other scopes
 			continue
-		case unknown:
-			return never
+		case invalid:
+			return refused
 		case t.Err == nil:
 			t.rank, rank = rank, rank+t.left
 		}
-		t.Count, t.NeverFits = int(t.left), never.Window
+		t.Count, t.NeverFits = int(t.left), refused.Window
 		if l := last[t.Flow]; l != nil && l.Expectation == t.Expectation && l.Tenant == t.Tenant && l.hold == t.hold {
 			l.Count, l.left = l.Count+t.Count, l.left+t.left
 			continue

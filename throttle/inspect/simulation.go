@@ -136,7 +136,7 @@ type simFlow struct {
 	windows []*window // that its tickets count in, with the slots of its side
 
 	tickets []*tickets
-	key     float64          // it orders flows: until when this one waits; on its side, the tag by which it goes
+	key     float64          // by which lists of flows are sorted: until when it waits, or on its side its tag
 	waited  map[string]int64 // us, by cause; on its side, less simLine.waited of its arrival there: see wait, startOne
 }
 

@@ -21,7 +21,7 @@ type Query struct {
 	After  string // PolicyState.Next of the page before; empty for the first page
 	Limit  int    // about how many tenants a page has; at most 500, which is the default
 	Policy string // required
-	Tenant string // the only one, even if it does not wait, if windows count by the tenant alone; empty for all
+	Tenant string // the only one; one that does not wait, only if windows count by the tenant alone; empty for all
 }
 
 // A PolicyState describes a policy now: what all tenants share, and which of them wait.

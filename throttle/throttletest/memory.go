@@ -16,7 +16,7 @@ import (
 )
 
 // A Memory is an embedded Redis without a network, made by InMemory. In a bubble of testing/synctest it
-// goes by the bubble's clock: a test that sleeps for an hour is an hour later at once.
+// goes by the bubble's clock: there an hour's sleep takes no time.
 //
 // It is an asynq.RedisConnOpt, so that it also serves clients, servers and inspectors of asynq.
 type Memory struct {

@@ -98,7 +98,7 @@ func (c count) add(units, times string) {
 	n, _ := strconv.ParseInt(times, 10, 64)
 	c["tickets"] += n
 	for part := range strings.SplitSeq(units, ",") {
-		// "requests=1" is what each ticket costs. Of "requests=3/1/2" all cost 3.
+		// "requests=1" is the cost of each ticket. In "requests=3/1/2" the 3 is the cost of all.
 		unit, text, _ := strings.Cut(part, "=")
 		sum, _, several := strings.Cut(text, "/")
 		cost, _ := strconv.ParseInt(sum, 10, 64)

@@ -145,7 +145,7 @@ func NewWithClock(t TB, client redis.UniversalClient, policies ...throttle.Polic
 	return NewByClock(t, client, c, policies...), c
 }
 
-// NewByClock is NewWithClock by a clock that others go by too.
+// NewByClock is NewWithClock with a clock that others may share.
 func NewByClock(t TB, client redis.UniversalClient, c *Clock, policies ...throttle.Policy) *throttle.Limiter {
 	t.Helper()
 	return NewEdited(t, client, c, []func(string) string{WithoutExpiry}, policies...).Limiter

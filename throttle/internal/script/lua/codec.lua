@@ -14,7 +14,7 @@ local byte, char, sub, match, gmatch = string.byte, string.char, string.sub, str
 local find, format, concat = string.find, string.format, table.concat
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 
--- Doubles hold every integer up to here. Only counts of units that no limit bounds can come near it.
+-- MOST: doubles hold every integer up to it. Only counts of units that no limit bounds can come near it.
 local MOST = 9007199254740992
 
 -- The key of the scope that all share. Flows wait for handler slots there, even if it has no window.

@@ -32,8 +32,8 @@ local function new_heads(L)
     return list, at
   end
 
-  -- opens_at returns when a window may have room for a flow's costs after `ahead` units: then a take looks at it
-  -- again. For claims, takes look at full windows with leases more often.
+  -- opens_at returns when a window may have room for a flow's costs after `ahead` units: then a take looks at
+  -- the flow again. For claims, takes look at full windows with leases more often.
   local function opens_at(flow, scope, i, at, cost, ahead)
     local st, algorithm = scope.states[i], call.windows[i].algorithm
     local time = cost > 0 and algorithm.fits_at(st, at, cost, ahead, 1) or at

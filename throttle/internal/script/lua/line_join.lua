@@ -127,12 +127,12 @@ local function new_join(L)
     return false
   end
 
-  -- expect returns expected, latest, binds and earliest of a request without a ticket.
+  -- expect returns start, latest, binds and earliest of a request without a ticket.
   local function expect(r, list, at, fits)
     return expected(flow_for(r), list, at, windows.costs_of(call, r.costs_text), nil, true, fits)
   end
 
-  -- expect_ticket returns expected, latest and binds of the request's ticket, or, if it has none, of its flow's
+  -- expect_ticket returns start, latest and binds of the request's ticket, or, if it has none, of its flow's
   -- last ticket; nil if that ticket does not wait.
   local function expect_ticket(r, list, at, fits)
     local flow = L.flow_of(r.flow)

@@ -14,7 +14,7 @@ local function new_take(L)
 
   -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
   local function load_list(node, n)
-    local key, several = P .. 'n:' .. node.key, node.shared and not call.only_tenants
+    local key, several = P .. 'n:' .. node.key, node.shared and not call.only_tenants -- tenants may have several flows
     local found = redis.call('ZRANGE', key, '0', format('%d', n - 1), 'WITHSCORES')
     local ids, list, suffixes = {}, {}, {}
     for i = 1, #found, 2 do ids[#ids + 1] = sub(found[i], 18) end
@@ -31,7 +31,7 @@ local function new_take(L)
     end
     node.list, list.whole = list, #ids < n
     list.more = #ids == n or several and ids[1] -- others may wait here; a tenant's next flow comes when its first goes
-    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- of a tenant
+    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- some do
     scopes.read(call, suffixes)
     heads.load(list, ceil((n - 1) / max(1, #list)) + 1)
   end

@@ -23,7 +23,7 @@ local function new_upstream()
   local PAUSE, LEFT, ADAPTED = '!p', '!r', '!a'
   local PARTS = 1e12
   local KEEP, DIP = 15 / 16, 1 / 15 -- peak / refused rate; how far below the peak, as a part of it, the rate begins
-  local GROWTH = 1e-4 -- of the rate, per cube of the time in ten_calls
+  local GROWTH = 1e-4 -- of the rate, times the cube of the time, which is counted in ten_calls
   local FLOOR = 1 / 64 -- the lowest rate
   local SPREAD = 60 -- times ten_calls, for which grants are spread after a refusal
   local SECOND, MINUTE = 1000000, 60000000
@@ -91,7 +91,7 @@ local function new_upstream()
     return wait, changes
   end
 
-  -- spread_at returns when a window may grant after `ahead` units while grants are spread; nil if it is not spread.
+  -- spread_at returns when a window may grant after `ahead` units while grants are spread; nil if it spreads none.
   local function spread_at(scope, st, now, adapted, ahead)
     local period, _, ten_calls = shortest(scope)
     if not st.stated or st.stated ~= period then return nil end
@@ -108,7 +108,7 @@ local function new_upstream()
       if scope.states[i].stated == period then spacing = max(spacing, costs[i] * scope.states[i].every) end
     end
     if spacing == 0 then return end
-    -- A request that comes late may catch up by LATE. Where the rate is cut, late is less, such as 1 ms at a spacing
+    -- A request that comes late may catch up by LATE. Where the rate is cut, by less, such as 1 ms at a spacing
     -- of 100 ms, as the upstream may want calls to be apart.
     local rate = rate_at(adapted, now, ten_calls)
     spacing = spacing / rate

@@ -89,7 +89,7 @@ func undecidedDecision(r throttle.Request) throttle.Decision {
 	return throttle.Decision{At: time.Now(), Policy: r.Policy, RetryIn: unavailableFor, Tenant: r.Tenant}
 }
 
-// reportErrors wraps the user's ErrorHandler, which is not called for a task whose time ran out and that waits.
+// reportErrors wraps the user's ErrorHandler, which is not called for a waiting task whose time ran out.
 func (s *Server) reportErrors(handler asynq.ErrorHandler) asynq.ErrorHandlerFunc {
 	return func(ctx context.Context, task *asynq.Task, err error) {
 		o := s.attempts.get(taskOf(ctx)).ending()
@@ -187,7 +187,7 @@ func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redi
 
 // repeat makes a call that ends an attempt. While asynq's Redis does not answer, as during a failover, it repeats the
 // call until the context ends (asynq's ends with the task's lease), or until the shutdown waits no longer. It makes a
-// call of the recoverer, whose context does not end, once: the recoverer comes again.
+// call of asynq's recoverer, whose context has no deadline, only once: the recoverer comes again.
 func (s *Server) repeat(ctx context.Context, do func(ctx context.Context, again bool) error) error {
 	_, ends := ctx.Deadline()
 	for backoff, again := (outage.Backoff{}), false; ; again = true {

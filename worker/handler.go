@@ -67,7 +67,7 @@ func (s *Server) end(a *attempt, j *Job) {
 	})
 }
 
-// afterError returns the error with which a task fails whose handler returned one, or nil if the task is to wait.
+// afterError returns the error with which a task fails whose handler returned err, or nil if the task is to wait.
 func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request throttle.Request, err error) error {
 	var refused *refusedError
 	var denied *throttle.DeniedError

@@ -27,7 +27,7 @@ func unmatchedError(taskType string) error {
 }
 
 // A Job is the task whose handler runs. Its methods may be called until the handler returns, by several goroutines at
-// once. Their errors are ErrNoJob, ErrUnmatched if no policy matches the task, and those of Reservation's methods.
+// once. Errors are ErrNoJob, ErrUnmatched if no policy matches the task, and the errors of Reservation's methods.
 type Job struct {
 	caller   *throttle.Caller // identifies the task to the handler's calls; nil outside of a handler
 	limiter  *throttle.Limiter

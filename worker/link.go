@@ -21,8 +21,8 @@ type link struct {
 	sweeps  sync.Map       // by line: a channel with the time of the line's last sweep; it is empty during a sweep
 }
 
-// CheckRedis checks whether the Redises of asynq and of the limiter answer, and returns a text for each setting
-// of them that is wrong: see throttle.Limiter.CheckRedis. A Server logs these when it starts. Errors are
+// CheckRedis checks whether the Redises of asynq and of the limiter answer, and returns a text for each of their
+// settings that is wrong: see throttle.Limiter.CheckRedis. A Server logs the texts when it starts. Errors are
 // throttle.ErrUnavailable, throttle.ErrForbidden and the context's.
 func (l *link) CheckRedis(ctx context.Context) ([]string, error) {
 	findings, err := l.limiter.CheckRedis(ctx)

@@ -159,7 +159,7 @@ func (s *Server) ask(ctx context.Context, a *attempt, r throttle.Request) (d thr
 	return d, err
 }
 
-// giveBack cancels, in the background, what the attempt was granted and its handler has not used, so that other tasks
+// giveBack cancels the attempt's grant in the background, unless its handler has used the grant, so that other tasks
 // may fit. Units that cannot be given back count until their windows have passed.
 func (s *Server) giveBack(a *attempt) {
 	unused := a.grant.Swap(nil)

@@ -29,7 +29,7 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 		return err
 	}
 	defer server.Close()
-	for i := range policies { // earliest_reset has no line that can be planned, and is not faster
+	for i := range policies { // a policy with earliest_reset has no line to plan, and is not faster
 		policies[i].EarliestReset = false
 	}
 	limiter, err := throttle.New(throttle.Config{Client: server.Client, Policies: policies})

@@ -125,8 +125,8 @@ func (c cost) String() string { return fmt.Sprintf("%.1f us each, %.1f us of Red
 // turns is the number of slices of a side in a round.
 const turns = 20
 
-// inTurns has sides act in turn, in short slices, so that a disturbance of the machine hits all of
-// them. A side does a part of its things in each slice, and returns how many.
+// inTurns calls sides in turn, in short slices, so that a disturbance of the machine hits all sides.
+// A side does a part of its things in each slice, and returns how many.
 func (s *testbed) inTurns(ctx context.Context, sides ...func() int) []cost {
 	n, took, cpu := make([]int, len(sides)), make([]time.Duration, len(sides)), make([]float64, len(sides))
 	for range turns {

@@ -19,8 +19,8 @@ const (
 	fullGrants = 1000
 )
 
-// caseFull: single calls to sliding windows that calls fill, in slices of time: each window has a third of it.
-// All grant as many calls a second, so they differ only in size.
+// caseFull: single calls to sliding windows that the calls keep full. Each window has a third of the time, in slices.
+// All windows grant as many calls a second, so they differ only in size.
 func caseFull(ctx context.Context, o scenarioOptions) []figure {
 	s := newReserveTestbed(ctx, o, 1)
 	limits := []int{20, 1_000, 100_000}

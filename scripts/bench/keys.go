@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// caseKeys: the number of keys that each grant adds to those that exist in any case.
+// caseKeys: how many keys each grant adds. Some keys exist in any case.
 func caseKeys(ctx context.Context, o scenarioOptions) []figure {
 	s := newReserveTestbed(ctx, o, 16)
 	reserve := ourReserve(s.askers, "bench", twoExact()...)

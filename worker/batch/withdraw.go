@@ -13,8 +13,8 @@ import (
 // sweepAgainMost is the longest delay between two sweeps.
 const sweepAgainMost = 30 * time.Second
 
-// pause takes the tasks of the firing out of their lines, and again until none of them runs, as running tasks may
-// come back.
+// pause takes the firing's waiting tasks out of their lines. It does so again until none of its tasks runs, as running
+// tasks may come back to wait.
 func (w *work) pause(ctx context.Context, r record) error {
 	if r.Phase == phaseNew || r.Aside && (w.sweepDelay < 0 || time.Since(w.swept) < w.sweepDelay) {
 		return nil // nothing is enqueued, or it is not yet time for the next sweep

@@ -95,7 +95,7 @@ func (c *Client) NewCall() string {
 // databaseKept is how long an ID is cached. A Redis that was emptied may get another ID.
 const databaseKept = time.Second
 
-// databaseTTL is how long Redis keeps its ID: longer than any line. A client that knows a lost one writes it again.
+// databaseTTL is how long Redis keeps its ID: longer than any line. A client that knows a lost ID writes it again.
 const databaseTTL = 3 * 366 * 24 * time.Hour
 
 // Database returns the random ID of this Redis database: a limiter may serve several.

@@ -190,8 +190,8 @@ func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Con
 	}
 }
 
-// Fallback returns when a waiting task is looked at even if nobody has taken it: two minutes after its expected start.
-// If its policy fails open, that is every two minutes, so that the task runs if the limiter does not answer.
+// Fallback returns in how long forward looks at a waiting task that nobody has taken: two minutes after its expected
+// start. If its policy fails open, that is every two minutes, so that the task runs if the limiter does not answer.
 func Fallback(p throttle.Policy, startsIn time.Duration) time.Duration {
 	if p.FailOpen {
 		return fallbackMin

@@ -70,7 +70,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 			byLine[move.Line] = append(byLine[move.Line], joins[i])
 		}
 	}
-	// One time limit for all lines: a server that stops waits for it.
+	// One time limit for all lines: a server that stops may have to wait that long.
 	joinCtx, cancel := context.WithTimeoutCause(ctx, joinTimeout, outage.ErrSilent)
 	defer cancel()
 	for line, all := range byLine {

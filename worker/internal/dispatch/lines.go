@@ -35,7 +35,7 @@ var never = time.Unix(math.MaxInt32*1000, 0) // a time that does not come
 // A queueSet is the queues that are asked together: all, or with strict priorities one.
 type queueSet struct {
 	queues  []string
-	takesOf []string // the queues that a take names: these, and the queues of more important sets
+	takesOf []string // the queues of this set and of more important sets: a take names them all
 
 	outranks bool // less important sets exist: this one's pending tasks go first, and are looked for in every round
 

@@ -72,7 +72,7 @@ func (d *Dispatcher) noteStart(ctx context.Context, task Task) bool {
 }
 
 // serve makes tasks ready while Next waits, or is about to. Only serve reads and changes the views of lines: others
-// tell it news. When the dispatcher stops, it puts back what is ready, and has other servers keep its appointments.
+// tell it news. When the dispatcher stops, serve puts back ready tasks, and asks others to keep its appointments.
 func (d *Dispatcher) serve() {
 	defer close(d.emptied)
 	for !d.isStopped() {

@@ -2,7 +2,8 @@
 --
 -- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua)  3 when its tenants are expected to end
 -- ARGV  1 run, pause, cancel, or retry (the failed tasks, if all are enqueued)  2 name of the firing
--- reply 1, or 0: it is gone; cancelled, and not to cancel; ended, and not to retry; to retry: none failed, or enqueueing
+-- reply 1, or 0 if the firing is gone, cancelled (unless ARGV 1 is cancel), ended (unless retry), or for retry if none
+--       has failed or it still enqueues
 
 local found = redis.call('HMGET', KEYS[1], 'phase', 'want', 'round', 'stopped')
 local phase, want, retries = found[1], found[2], ARGV[1] == 'retry'

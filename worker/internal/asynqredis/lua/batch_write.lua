@@ -4,7 +4,7 @@
 -- ARGV  1 who writes  2 for how long it takes the lease (ms; 0 gives it back), or "" if it must have it already
 --       3 how long the firing is kept (s)  4 name of the firing, then two per field: name, value
 --       A value whose name begins with ":" gets a key of its own. `aside` stays while `again` is 1 (batch_want.lua)
--- reply what is wanted of the firing: run, pause or cancel; "" if another has the lease, or it has ended or is gone
+-- reply what is wanted of the firing: run, pause or cancel; "" if it has ended or is gone, or another has its lease
 
 local holder, lease, kept, batch = ARGV[1], ARGV[2], ARGV[3], KEYS[2]
 local found, time = redis.call('HMGET', KEYS[1], 'phase', 'holder', 'until'), redis.call('TIME')

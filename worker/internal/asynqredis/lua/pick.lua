@@ -1,5 +1,4 @@
--- pick.lua: makes tasks of one queue that wait in line active, as asynq's dequeue does with pending
--- ones.
+-- pick.lua: makes tasks of one queue that wait in line active, as asynq's dequeue does with pending tasks.
 --
 -- KEYS  1 scheduled (sorted set)  2 active (list)  3 lease (sorted set)  4 whether the queue is paused
 -- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 key of this call

@@ -31,7 +31,7 @@ func (m *Main) explainCommand() *cli.Command {
 		Name: "explain", ArgsUsage: "ID", Usage: "say why a task waits, and until when",
 		Flags: c.liveFlags(&cli.StringFlag{Name: "queue", Destination: &queue,
 			Usage: "its asynq queue is `NAME`; by default all are looked through"}),
-		Action: on(c.inForce, func(ctx context.Context, f *fleet, cmd *cli.Command) error {
+		Action: onFleet(c.inForce, func(ctx context.Context, f *fleet, cmd *cli.Command) error {
 			client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
 			if err != nil {
 				return err

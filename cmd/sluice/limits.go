@@ -42,7 +42,7 @@ func (m *Main) limitsShow() *cli.Command {
 	return &cli.Command{
 		Name: "show", ArgsUsage: "[POLICY]", Flags: c.flags(),
 		Usage: "show what is published, overridden and paused",
-		Action: on(c.connect, func(_ context.Context, f *fleet, cmd *cli.Command) error {
+		Action: onFleet(c.connect, func(_ context.Context, f *fleet, cmd *cli.Command) error {
 			state := f.state
 			if name := cmd.Args().First(); name != "" {
 				state.Policies = slices.DeleteFunc(state.Policies, func(p throttle.Policy) bool { return p.Name != name })
@@ -248,7 +248,7 @@ func (m *Main) limitsLog() *cli.Command {
 		Name: "log", Usage: "show who changed what, when and why",
 		Flags: c.flags(&cli.IntFlag{Name: "last", Usage: "show the newest `N` changes", Value: 20, Destination: &last,
 			Validator: within(1, 10_000)}),
-		Action: on(c.connect, func(ctx context.Context, f *fleet, _ *cli.Command) error {
+		Action: onFleet(c.connect, func(ctx context.Context, f *fleet, _ *cli.Command) error {
 			changes, err := f.store.Changes(ctx, last)
 			if err != nil {
 				return err

@@ -27,7 +27,7 @@ func (m *Main) pageCommand() *cli.Command {
 		Name: "page", ArgsUsage: "[ADDRESS]", Usage: "serve all of it as a page for browsers",
 		Flags: c.liveFlags(&cli.StringFlag{Name: "asynqmon", Destination: &asynqmon,
 			Usage: "link tasks to the asynqmon at `URL`"}),
-		Action: on(c.inForce, func(ctx context.Context, f *fleet, cmd *cli.Command) error {
+		Action: onFleet(c.inForce, func(ctx context.Context, f *fleet, cmd *cli.Command) error {
 			return c.servePage(ctx, cmp.Or(cmd.Args().First(), "localhost:8080"), asynqmon, f)
 		}),
 	}

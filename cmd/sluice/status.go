@@ -49,7 +49,7 @@ type fleetStatus struct {
 func (m *Main) statusCommand() *cli.Command {
 	c := &StatusCommand{workersCommand: workersCommand{Main: m}}
 	return &cli.Command{
-		Name: "status", ArgsUsage: "[POLICY] [TENANT]", Usage: "show who waits, until when, and what is used", Action: on(c.inForce, c.run),
+		Name: "status", ArgsUsage: "[POLICY] [TENANT]", Usage: "show who waits, until when, and what is used", Action: onFleet(c.inForce, c.run),
 		Flags: c.liveFlags(
 			&cli.IntFlag{Name: "tenants", Value: 20, Destination: &c.Tenants, Validator: within(1, 500),
 				Usage: "show at most `N` rows of tenants, 1 to 500"},

@@ -106,8 +106,8 @@ func (c *workersCommand) inForce(ctx context.Context) (*fleet, error) {
 	return f, err
 }
 
-// on returns the action of a command that works on a fleet, which it opens and closes.
-func on(open func(context.Context) (*fleet, error), do func(context.Context, *fleet, *cli.Command) error) cli.ActionFunc {
+// onFleet returns the action of a command that works on a fleet, which it opens and closes.
+func onFleet(open func(context.Context) (*fleet, error), do func(context.Context, *fleet, *cli.Command) error) cli.ActionFunc {
 	return func(ctx context.Context, cmd *cli.Command) error {
 		f, err := open(ctx)
 		if err != nil {

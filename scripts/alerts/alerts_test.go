@@ -26,19 +26,19 @@ var scenarios = map[string][]expected{
 	"workers":  {{`SluiceNoServer{job="workers", policy="api", queue="default"}`, time.Minute, time.Hour}},
 }
 
-// A told is what metrics and alerts tell of a step of scripts/drill, which has what the page tells.
-type told struct {
+// stepSigns are what metrics and alerts must tell of a step of scripts/drill, which has what the page must tell.
+type stepSigns struct {
 	metrics []string // expressions of which each has a result, at some time of the step
 	alerts  []string // that fire within two minutes of the step's begin, and end after it
 }
 
-var isDown = told{
+var isDown = stepSigns{
 	[]string{`max(sluice_redis_up{redis="limiter"}) == 0`, `max(sluice_redis_up{redis="queues",instance=~"worker.*"}) == 0`},
 	[]string{`SluiceRedisDown{job="workers", redis="limiter"}`, `SluiceRedisDown{job="workers", redis="queues"}`},
 }
 
 // The steps of the drill.
-var steps = map[string]told{
+var steps = map[string]stepSigns{
 	"5,000 tasks of five tenants come": {metrics: []string{
 		`min(sluice_redis_up) == 1`, `max(sluice_waiting{policy="api"}) > 4000`, `sum(rate(sluice_grants_total{policy="api"}[20s])) > 15`,
 	}},
@@ -76,7 +76,7 @@ var steps = map[string]told{
 
 // A recordedStep is a step as it was recorded.
 type recordedStep struct {
-	told
+	stepSigns
 	name     string
 	from, to time.Time
 }

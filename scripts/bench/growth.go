@@ -168,7 +168,7 @@ func growServers(ctx context.Context, o scenarioOptions) []point {
 	}
 	var points []point
 	for _, x := range xs {
-		figures := medians(o.rounds, func(int) []figure { return s.besideOneLine(ctx, x, 500, take, false) })
+		figures := medians(o.rounds, func(int) []figure { return s.drainOneLine(ctx, x, 500, take, false) })
 		points = append(points, point{float64(x), figures[0].Value})
 	}
 	return points

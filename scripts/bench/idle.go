@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// twenty is the policy of servers that have little to do.
-func twenty() throttle.Policy {
+// twentyPerSecond is the policy of servers that have little to do.
+func twentyPerSecond() throttle.Policy {
 	return policyOf(shared("second", 20, time.Second))
 }
 
@@ -24,7 +24,7 @@ func caseIdleSystem(ctx context.Context, o scenarioOptions) []figure {
 		n := o.size(15, 60)
 		enqueued := make(map[string]time.Time, n)
 		j := newStartLog(n)
-		policy := twenty()
+		policy := twentyPerSecond()
 		var shift shift
 		defer shift.end()
 		shift.start(crew{policy: &policy, slots: 32}, s.addr(), j)
@@ -54,7 +54,7 @@ func caseIdleSystem(ctx context.Context, o scenarioOptions) []figure {
 func caseIdleServer(ctx context.Context, o scenarioOptions) []figure {
 	const settle = 7 * time.Second // until the last commands for the task have ended
 	watch := time.Duration(o.size(15, 60)) * time.Second
-	policy := twenty()
+	policy := twentyPerSecond()
 	crews := []crew{{}, {policy: &policy}} // nothing set at all
 	testbeds := make([]*testbed, len(crews))
 	for i, c := range crews {

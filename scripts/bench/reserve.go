@@ -60,7 +60,7 @@ func caseReserve(ctx context.Context, o scenarioOptions) []figure {
 			tenants int
 			cpu     float64
 		}{{"10 tenants", 10, 0.7}, {"all different", math.MaxInt, 1.0}} {
-			costs := s.besideRate(ctx, n, c.tenants, goroutines)
+			costs := s.compareRedisRate(ctx, n, c.tenants, goroutines)
 			o.say("round %d of %d, %s: redis_rate %v; ours %v", round+1, o.rounds, c.name, costs[0], costs[1])
 			throughput, cpu := costs[0].each/costs[1].each, costs[1].cpu/costs[0].cpu
 			all = append(all,
@@ -76,7 +76,7 @@ func caseReserve(ctx context.Context, o scenarioOptions) []figure {
 func caseReserveOne(ctx context.Context, o scenarioOptions) []figure {
 	s := newReserveTestbed(ctx, o, 1)
 	return medians(o.rounds, func(round int) []figure {
-		costs := s.besideRate(ctx, o.size(2_000, 10_000), 10, 1)
+		costs := s.compareRedisRate(ctx, o.size(2_000, 10_000), 10, 1)
 		o.say("round %d of %d: redis_rate %v; ours %v", round+1, o.rounds, costs[0], costs[1])
 		return []figure{
 			{Name: "time a call, beside redis_rate's", Value: costs[1].each / costs[0].each, AtMost: new(1.2)},
@@ -85,8 +85,8 @@ func caseReserveOne(ctx context.Context, o scenarioOptions) []figure {
 	})
 }
 
-// besideRate returns the costs of redis_rate, and of two exact windows of ours.
-func (s *reserveTestbed) besideRate(ctx context.Context, n, tenants, goroutines int) []cost {
+// compareRedisRate returns the costs of redis_rate, and of two exact windows of ours.
+func (s *reserveTestbed) compareRedisRate(ctx context.Context, n, tenants, goroutines int) []cost {
 	ours := ourReserve(s.askers, "bench", twoExact()...)
 	return s.compare(ctx, n, tenants, goroutines, rateReserve(s.askers), ours)
 }

@@ -29,8 +29,8 @@ func caseRun(
 			o.say("round %d of %d: plain %v; ours %v; ours with a plain client's tasks %v",
 				round+1, o.rounds, plain, ours, theirs)
 			figures := append(
-				beside(plain, ours, "our client's tasks", throughput),
-				beside(plain, theirs, "a plain client's tasks", throughput)...)
+				ratios(plain, ours, "our client's tasks", throughput),
+				ratios(plain, theirs, "a plain client's tasks", throughput)...)
 			return append(figures, takenFigures(ours, take, false)...)
 		})
 	}
@@ -146,8 +146,8 @@ func (d *drainRun) String() string {
 	return fmt.Sprintf("%.0f/s, %.1f us of Redis a task", perSecond(d.starts), d.cpu)
 }
 
-// beside returns the figures of a run, as ratios to plain asynq's run of the same tasks.
-func beside(plain, ours *drainRun, whose string, throughput float64) []figure {
+// ratios returns the figures of a run, as ratios to plain asynq's run of the same tasks.
+func ratios(plain, ours *drainRun, whose string, throughput float64) []figure {
 	ratio := perSecond(ours.starts) / perSecond(plain.starts)
 	return []figure{
 		{Name: whose + ": throughput, beside plain asynq", Value: ratio, AtLeast: &throughput},

@@ -24,7 +24,7 @@ func caseServers(ctx context.Context, o scenarioOptions) []figure {
 		for _, limit := range rates {
 			for _, n := range servers {
 				o.say("round %d of %d: %d servers beside %d per second", round+1, o.rounds, n, limit)
-				all = append(all, s.besideOneLine(ctx, n, limit, take, false)...)
+				all = append(all, s.drainOneLine(ctx, n, limit, take, false)...)
 			}
 		}
 		return all
@@ -39,14 +39,14 @@ func caseBursts(ctx context.Context, o scenarioOptions) []figure {
 	return medians(o.rounds, func(round int) (all []figure) {
 		for _, n := range []int{1, 10, 50, 200} {
 			o.say("round %d of %d: %d servers", round+1, o.rounds, n)
-			all = append(all, s.besideOneLine(ctx, n, 2000, take, true)...)
+			all = append(all, s.drainOneLine(ctx, n, 2000, take, true)...)
 		}
 		return all
 	})
 }
 
-// besideOneLine has servers with ten slots each drain a line of a shared window, evenly or in bursts.
-func (s *testbed) besideOneLine(ctx context.Context, servers, limit int, take string, bursts bool) []figure {
+// drainOneLine makes servers with ten slots each drain a line of a shared window, evenly or in bursts.
+func (s *testbed) drainOneLine(ctx context.Context, servers, limit int, take string, bursts bool) []figure {
 	r := rate{limit, time.Second}
 	policy := policyOf(shared("shared", int64(limit), r.period))
 	// Servers connect and the first units are taken, one by one. Then the other tasks are enqueued,

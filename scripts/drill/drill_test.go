@@ -129,8 +129,8 @@ var steps = []drillStep{{
 	page: map[string]string{"": "Nothing needs you & Waiting 0 & Workers 2 & No override, and no pause"},
 }}
 
-// told plays the steps, and checks what the page tells. In the end every task has run.
-func told(d *drill, full bool) {
+// playSteps plays the steps, and checks what the page tells. In the end every task has run.
+func playSteps(d *drill, full bool) {
 	d.size = size{tasks: 30, mail: 6, poison: 300, retryAfter: 4 * s, cut: 6 * s}
 	if full {
 		d.size = size{tasks: 1000, mail: 60, poison: 50_000, retryAfter: minute, cut: minute}
@@ -298,7 +298,7 @@ func (d *drill) act(pairs ...string) {
 // The brief drill: all of its steps, and outages of seconds.
 func TestTheDrill(t *testing.T) {
 	t.Parallel()
-	told(newDrill(t, fleet, 300*time.Millisecond), false)
+	playSteps(newDrill(t, fleet, 300*time.Millisecond), false)
 }
 
 func (d *drill) must(err error) {

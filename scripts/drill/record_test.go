@@ -185,7 +185,7 @@ const (
 var scenarios = []drillScenario{{
 	name:  "drill",
 	setup: fleet,
-	play:  func(d *drill) { told(d, true) },
+	play:  func(d *drill) { playSteps(d, true) },
 }, {
 	name:  "starving",
 	setup: setup{Limit: 20, Queues: strict, Strict: true},

@@ -38,7 +38,7 @@ import (
 // workerEnv has the setup of a worker: the test binary is one if it is set.
 const workerEnv = "SLUICE_DRILL_WORKER"
 
-// A setup is that of a worker.
+// A setup configures a worker.
 type setup struct {
 	API    string // its URL: handlers call it, and the worker follows what is published; or ""
 	Redis  string
@@ -60,7 +60,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// policies are api, and mail where an API is called.
+// policies returns the policy api, and mail if handlers call an API.
 func (s setup) policies() []throttle.Policy {
 	policies := []throttle.Policy{{Name: "api", Match: []string{"api:*"}, UpstreamShared: true, Windows: []throttle.Window{
 		{Name: "provider", Limit: s.Limit, Period: time.Second, Shared: true},

@@ -39,14 +39,14 @@ var scripts = []struct {
 }{
 	{[]string{"pending", "paused", "active", "lease"}, func([]string) wireCall { return wireCall{kind: dequeues} }},
 	{[]string{"", "sluice:lines", "pending", "paused", "active", "scheduled", "lease"}, func(args []string) wireCall {
-		return wireCall{kind: dequeues, call: at(args, 3)}
+		return wireCall{kind: dequeues, call: wordAt(args, 3)}
 	}},
 	{[]string{"scheduled", "active", "lease", "paused"}, func(args []string) wireCall {
-		return wireCall{kind: dequeues, call: at(args, 2), taken: true}
+		return wireCall{kind: dequeues, call: wordAt(args, 2), taken: true}
 	}},
 	{[]string{"active", "lease", "scheduled", "pending", "sluice:lines", "t:"}, func(args []string) wireCall {
-		call := wireCall{kind: restores, call: at(args, 1), tasks: args[:min(1, len(args))]}
-		if at(args, 6) != "" { // the message of a task that was denied
+		call := wireCall{kind: restores, call: wordAt(args, 1), tasks: args[:min(1, len(args))]}
+		if wordAt(args, 6) != "" { // the message of a task that was denied
 			call.kind, call.call = finishes, ""
 		}
 		return call
@@ -66,7 +66,7 @@ func finish(args []string) wireCall {
 	return wireCall{kind: finishes, tasks: args[:1]}
 }
 
-func at(words []string, i int) string {
+func wordAt(words []string, i int) string {
 	if i < len(words) {
 		return words[i]
 	}

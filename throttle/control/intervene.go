@@ -55,7 +55,7 @@ func (s *State) add(field, value string) error {
 // replaces the tenant's earlier one. Its Author, Until and Why are ignored. It must fit the published policies.
 // Without a tenant it changes windows of a published policy, shared ones too, for all without a limit of their own.
 //
-// Errors are a *throttle.PolicyError, an InputError, an error if 1,000 overrides and pauses are in force, or wrap an error of Redis.
+// Errors are a *throttle.PolicyError, an InputError, or one of Redis; or 1,000 overrides and pauses are in force.
 func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl time.Duration, author Author) error {
 	state, err := s.checkedState(ctx, o.Policy, o.Tenant, ttl, author)
 	if err != nil {

@@ -10,8 +10,8 @@ local function keep_lock(lock, id, seconds, exactly)
   end
 end
 
--- keep_waiting keeps a unique task's lock for `wait` seconds, while the task waits, and then for `seconds`, the time
--- that it was to last. If asynq's client stored the task, `seconds` are what is left of that time at the first wait.
+-- keep_waiting keeps a unique task's lock for `wait` seconds, while the task waits, and then for `seconds`, the lock's
+-- own time. If asynq's client stored the task, `seconds` are what is left of that time at the first wait.
 local function keep_waiting(key, lock, id, seconds, wait)
   if lock and not seconds and redis.call('GET', lock) == id then
     seconds = redis.call('TTL', lock)

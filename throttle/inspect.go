@@ -24,17 +24,17 @@ type Expectation struct {
 	// Ticket is the name of a ticket in the line. The default is the last one of the flow.
 	Ticket string
 
-	// Request is that of the Flow, as far as it is known there. Without a Flow or a Request.Policy, only what all tenants
-	// share is asked.
+	// Request is that of the Flow, as far as it is known there. Without a Flow or Request.Policy, the expectation is about
+	// what all tenants share.
 	Request Request
 
 	// Ask asks Redis. Without it, all windows count as empty.
 	Ask bool
 
 	Decision Decision // AlreadyQueued: it waits
-	Err      error    // a *RequestError: no Decision; without a known flow, nothing below Removed either
+	Err      error    // a *RequestError: Decision is zero; if the flow is not known, Settings, Windows and Pauses are, too
 	Policy   Policy   // of the line
-	Removed  bool     // the policy is in force no more
+	Removed  bool     // the policy is no longer in force
 	Settings Tenant   // of its tenant, with a Weight, as operators have changed them
 	Windows  []Window // by which it is counted, with the tenant's own limits
 	Pauses   []Pause  // by operators, in force: of the policy, and of the tenant
@@ -114,7 +114,7 @@ func (n *Line) prepare(ctx context.Context, cp *compiledPolicy, e *Expectation) 
 	return o, err
 }
 
-// PerSecond returns what the window has granted in a second, lately; 0 if that is not known.
+// PerSecond returns the units a second that the window has granted lately; 0 if that is not known.
 func (w WindowState) PerSecond(at time.Time) float64 {
 	lately := w.Algorithm.side().Lately
 	if lately == nil {

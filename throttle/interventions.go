@@ -45,11 +45,11 @@ type intervention struct {
 	pause    Pause
 }
 
-// interventions are Interventions, and by target the intervention in force.
+// interventions are Interventions, with those in force by their targets.
 type interventions struct {
 	all     Interventions
 	inForce map[target]intervention
-	offset  time.Duration // of the clock of Redis from this machine's
+	offset  time.Duration // how far this machine's clock is ahead of that of Redis
 }
 
 // An effectiveTenant is a tenant as operators have changed it.
@@ -62,9 +62,9 @@ type effectiveTenant struct {
 func (t effectiveTenant) paused() bool { return t.pauses != [2]Pause{} }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin later. Each ends
-// by itself. Tickets that wait follow within seconds, and within a minute after one has ended. What does not suit its
-// policy, or has none, has no effect while that is so. Package control calls this, and so does a program that keeps
-// overrides elsewhere.
+// by itself. Tickets that wait follow within seconds, and within a minute after one has ended. An override that does not
+// suit its policy, or has none, has no effect until that changes. Package control calls SetInterventions, and so does a
+// program that keeps overrides elsewhere.
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{all: i.InForce(i.At), inForce: map[target]intervention{}, offset: time.Until(i.At)}
 	for _, o := range now.all.Overrides {
@@ -83,8 +83,8 @@ func (l *Limiter) SetInterventions(i Interventions) {
 		for t := range changed {
 			// Tickets in line carry settings of their tenants. Others refresh the lines that they serve.
 			if t.policy == cp.Name && t.tenant != "" && cp.serves.Load() {
-				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano())      // until then clients may join by older settings
-				go func() { _ = l.refresh(context.Background(), cp, changed) }() // else a take does it then
+				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano())      // clients may join by older settings until then
+				go func() { _ = l.refresh(context.Background(), cp, changed) }() // if it fails, a take refreshes at refreshAt
 				break
 			}
 		}

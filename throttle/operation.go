@@ -40,7 +40,7 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 		return nil, r.bad("ticket", "", "must have an ID")
 	}
 	t, err := l.tenant(ctx, cp, r.Tenant)
-	if err != nil && !silent(ctx) { // else FailOpen decides
+	if err != nil && !silent(ctx) { // a silent limiter grants by FailOpen
 		return nil, err
 	}
 	o, err := cp.newOperation(r, t)
@@ -320,7 +320,8 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 func (o *operation) decision(a script.Answer) Decision {
 	// Only an operator's pause denies an unlimited request. What joined during the pause keeps its answer after it.
 	joined := a.Status >= script.Waits && a.Status <= script.OverDeadline
-	neverDenied := o.unlimited && !joined && (a.Status == script.Granted || a.Pause.Whose == 0)
+	pausedByHand := a.Status != script.Granted && a.Pause.Whose > 0
+	neverDenied := o.unlimited && !joined && !pausedByHand
 	d := Decision{
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		At:            time.UnixMicro(a.At),
@@ -363,7 +364,7 @@ func (o *operation) decision(a script.Answer) Decision {
 	return d
 }
 
-// decided returns the decision in the answer to a request that asked for one.
+// decided returns the decision in an answer, or its refusal as an error.
 func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d Decision, err error) {
 	d, forCapacity := o.decision(a), ask.ID != "" // a peek and a join have no ID
 	switch {
@@ -412,6 +413,7 @@ func (o *operation) observed(a script.Answer) *Observed {
 	if a.Time <= a.At {
 		return nil
 	}
+	// The window that fits last binds, unless the upstream's pause lasts longer.
 	would, longest := &Observed{Binds: ByUpstream, Wait: micros(a.Time - a.At)}, max(a.At, a.Pause.Until)
 	for i, fits := range a.Fits {
 		if fits > longest {

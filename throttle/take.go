@@ -38,7 +38,7 @@ type Taken struct {
 type TakenTicket struct {
 	Ticket
 	Key        string   // Request.Key
-	Flow, Cost string   // as recorded at the join, for Line.PutBack and Refund; if empty, as it would join now
+	Flow, Cost string   // as recorded at the join, for Line.PutBack and Refund; if empty, as its Reservation.Request would join now
 	Rank       int64    // in its line, for Line.PutBack; 0 if it was granted by Reserve
 	NeverFits  bool     // its cost is above a limit by now: it was not charged, and its work must fail
 	Weight     float64  // of its tenant, above 0, by which lines of shards share slots; 0 without shards
@@ -84,7 +84,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	return taken, nil
 }
 
-// take takes by the taker of calls that wait in place, or by default, for queues, by cp.taker.
+// take takes by the taker of calls that wait in place, or without one by cp.taker, which takes for queues.
 func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeRequest) (Taken, error) {
 	l := n.limiter
 	cp, err := l.policyOfLine(n.name, true)
@@ -94,7 +94,7 @@ func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeReque
 	cp.serves.Store(true)
 	reply, err := cmp.Or(taker, cp.taker).Take(ctx, cp.script, q)
 	if err != nil {
-		cp.empty.Store(0) // the next take may get its tickets
+		cp.empty.Store(0) // the next take may get the tickets of this one
 		return Taken{}, classify(ctx, cp.Name, err)
 	}
 	taken := Taken{At: time.UnixMicro(reply.At), Next: micros(reply.NextAt - reply.At)}
@@ -103,7 +103,7 @@ func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeReque
 	}
 	l.maintain(ctx, cp, taken.Next)
 	for _, t := range reply.Tickets {
-		cp.empty.Store(0) // its work looks its policy up
+		cp.empty.Store(0) // the ticket's work looks this policy up
 		// A lookup for each ticket is not worth its cost: without it Windows have the policy's limits.
 		tenant := effectiveTenant{Tenant: cp.Tenants[t.Tenant]}
 		if q.Claims != "" || cp.Shards > 1 {
@@ -173,7 +173,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		r := t.Decision.Reservation
 		o, err := r.operation(ctx)
 		if o != nil && op == script.PutBack && o.flowMark != r.grantor.flowMark {
-			o, err = r.grantor.newOperation(r.Request, o.tenant) // the flow has the scopes of the policy as it was
+			o, err = r.grantor.newOperation(r.Request, o.tenant) // the name of the flow has the scopes of the policy as it was
 		}
 		if o == nil || err != nil {
 			continue // it has no units to give back; or it has other scopes: its units expire
@@ -201,7 +201,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 	return nil
 }
 
-// ReserveAgain replaces the grant of a ticket that was taken too long ago by one of now. Tickets in
+// ReserveAgain replaces the grant of a ticket that was taken too long ago by a new one. Tickets in
 // line do not deny it, as it had its turn. A denied one waits again under Request.Ticket. If the
 // request does not match the ticket, or the policy has other windows by now, ReserveAgain refunds the
 // ticket, and then is Limiter.Reserve. Errors are Reserve's.

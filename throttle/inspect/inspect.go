@@ -1,5 +1,5 @@
 // Package inspect shows how the lines of a throttle.Limiter stand: who waits, since when, why and until when, and
-// what would be with other limits. A line is read by several commands: what changes meanwhile may show twice. The
+// what would happen with other limits. A line is read by several commands: what changes meanwhile may show twice. The
 // package changes no position and no count, but its calls, like all calls of a line, remove claims of ended processes.
 package inspect
 
@@ -60,7 +60,7 @@ func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 	return orphans, script.Classify(ctx, "", err)
 }
 
-// lines returns the names of the lines of a policy, also of a removed one, while somebody waits for it.
+// lines returns the names of the lines of a policy, or of a removed one while somebody waits for it.
 func (i Inspector) lines(policy string) ([]string, error) {
 	lines := slices.DeleteFunc(i.limiter.Lines(), func(line string) bool { return script.PolicyOf(line) != policy })
 	if len(lines) == 0 {
@@ -152,7 +152,7 @@ func (l *line) page(ctx context.Context, cursor uint64, n int) (flows []State, n
 	return flows, next
 }
 
-// all returns all flows that wait, the first one first.
+// all returns all flows that wait, in the order of their ranks.
 func (l *line) all(ctx context.Context) []State {
 	byName := map[string]State{}
 	for cursor := uint64(0); ; {
@@ -187,7 +187,7 @@ func read[T any](
 }
 
 // oldest returns when the oldest tickets of flows began to wait, by the flows' names. The oldest is the first
-// ticket that joined at the end, or the first of the tickets in front, which ran before.
+// ticket that joined at the end, or the first of the tickets in front, whose tasks ran before.
 func (l *line) oldest(ctx context.Context, flows []State) map[string]time.Time {
 	var names []string
 	l.try(ctx, func(client redis.UniversalClient, prefix string) error {

@@ -19,7 +19,7 @@ const (
 	// maxGroupWindows bounds the windows that the requests of one call read: a call blocks Redis.
 	maxGroupWindows = 512
 
-	// callTimeout ends the repeats of a call. One that hangs ends by the client's ReadTimeout; callers may leave.
+	// callTimeout ends the repeats of a call by go-redis. A repeat that hangs ends by its ReadTimeout; callers may leave.
 	callTimeout = 5 * time.Second
 )
 
@@ -201,13 +201,13 @@ func (g *Group) next() {
 		return
 	}
 	p := g.waiting[0].policy
-	// A call by another version of the policy replaces the record of the lost call: then cancels would be in vain.
+	// A call by another version of the policy replaces the record of the lost call: then the cancels would find no grant.
 	g.cancels = slices.DeleteFunc(g.cancels, func(b *bundle) bool { return b.policy != p })
 	c, room, all := &call{}, p.room(), append(g.cancels, g.waiting...)
 	g.cancels, g.waiting = nil, nil
 	for _, b := range all {
 		if b.policy == p {
-			room -= len(b.requests) // once below 0, all later bundles of this version of the policy wait, too
+			room -= len(b.requests) // after the first one without room, all bundles of this version of the policy wait
 		}
 		if b.policy == p && room >= 0 {
 			c.bundles, b.call = append(c.bundles, b), c
@@ -242,8 +242,8 @@ func (g *Group) send(ctx context.Context, c *call) {
 	}
 }
 
-// deliver keeps the answers to a bundle. The next call cancels grants whose caller gave up, or whose answer was lost:
-// of these as many as half a call carries. The others stay charged. The lock is held.
+// deliver keeps the answers to a bundle. The next call cancels grants whose caller gave up. Of grants whose answer
+// was lost it cancels as many as half a call carries: the others stay charged. The lock is held.
 func (g *Group) deliver(b *bundle, answers []Answer) {
 	b.answers = answers
 	for i, answer := range answers {

@@ -22,7 +22,7 @@ const (
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
 	PutBack   = "put_back"  // puts a taken ticket back at its rank, and gives back the units of its grant, once
-	Cancel    = "cancel"    // gives back all of a reservation, once; with a LinePart.Rank its tenant's tag moves back
+	Cancel    = "cancel"    // gives back all of a reservation, once; with a LinePart.Rank it also moves the tenant's tag back
 	Settle    = "settle"    // corrects the units of a reservation
 	Release   = "release"   // gives back its leases
 	Renew     = "renew"     // keeps its leases for as long again
@@ -30,7 +30,7 @@ const (
 	Resume    = "resume"    // ends a pause, and the adapted rates
 	Remaining = "remaining" // notes the units that the upstream has left
 	Refresh   = "refresh"   // writes a flow's weight and own parameters as they are now
-	Expect    = "expect"    // answers when the ticket, without one the flow's last, or without both the costs, may start
+	Expect    = "expect"    // answers when the ticket may start; without one the flow's last; without a flow these costs
 )
 
 // A Request is one request of a call. Times and durations are microseconds. Fields that calls carry as JSON have
@@ -38,8 +38,8 @@ const (
 type Request struct {
 	Op        string   `json:"-"`
 	ID        string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
-	At        int64    `json:"at,omitempty"`       // when the reservation was granted; with Replaces: when that was
-	Replaces  string   `json:"replaces,omitempty"` // of verbs that grant: a grant to give back first, once. Only windows may deny then
+	At        int64    `json:"at,omitempty"`       // when the reservation was granted; with Replaces, when the replaced one was
+	Replaces  string   `json:"replaces,omitempty"` // of verbs that grant: a grant to give back first, once. Only windows may deny such a request
 	Hold      int64    `json:"hold,omitempty"`     // how long it may hold units by leases, 0 if unknown
 	Settings  Settings `json:"settings,omitzero"`
 	Ticket    string   `json:"-"` // made by TicketName; empty if it does not wait
@@ -97,7 +97,7 @@ type LinePart struct {
 	Since    int64  `json:"-"` // when it began to wait (us); 0: when it joins
 	Front    bool   `json:"front,omitempty"`
 	MaxWait  int64  `json:"max_wait,omitempty"` // the longest wait (us); 0 is no limit
-	Backlog  int64  `json:"backlog,omitempty"`  // tickets of the flow before it is refused; 0 is no limit
+	Backlog  int64  `json:"backlog,omitempty"`  // with so many tickets of the flow it is refused; 0 is no limit
 	Deadline int64  `json:"deadline,omitempty"` // in how many us the ticket must be able to start; 0 is no limit
 	Rank     int64  `json:"rank,omitempty"`     // of a taken ticket that is put back or cancelled
 }

@@ -53,7 +53,7 @@ type TakenTicket struct {
 	Ticket
 	At        int64 // when it was granted (us)
 	NeverFits bool
-	Scopes    string // if it joined by scopes that the policy has not: all of its scopes, for ParseScopes
+	Scopes    string // all of its scopes, for ParseScopes, if the policy lacks one of them
 	Tenant    string
 	Granted   string  // the ID of the reservation; empty if it was not charged
 	Used      []int64 // by window, its units
@@ -67,7 +67,7 @@ type Taker struct {
 
 	take func(ctx context.Context, p *Policy, seq int64, q TakeRequest) (Taken, error)
 
-	// turn has one value while a call is under way. Whoever sent it, and then the goroutine of the call,
+	// turn has one value while a call is under way. The sender of that value, and then the goroutine of the call,
 	// may use the fields below.
 	turn     chan struct{}
 	seq      int64 // of the last call
@@ -89,7 +89,7 @@ func (r *Runner) NewTaker() *Taker {
 }
 
 // Take sends one take. If the context ends it returns at once, and the next take gets the tickets of this one. Without
-// queues it only acknowledges the tickets of the last take, if that has an answer and they are not acknowledged.
+// queues it only acknowledges the tickets of the last take, if that take was answered and they are not acknowledged yet.
 func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, error) {
 	if err := ctx.Err(); err != nil {
 		return Taken{}, err

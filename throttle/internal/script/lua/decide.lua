@@ -57,7 +57,7 @@ local NOT_GRANTED = '\0\0\0\0\0\0\0'
 -- and nudge. Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, earlier_status)
-    local line, replaces = call.line, r.replaces -- replacing a grant, it has had its turn: only windows deny it
+    local line, replaces = call.line, r.replaces -- a request that replaces a grant has had its turn: only windows deny it
     local joined = r.ticket and line and line.flow_name(r.ticket)
     if earlier_status == 3 and not joined then return 3, now, now, now end -- a server has taken it since
     local time = windows.fits_at(list, r.costs, now, fits)
@@ -81,9 +81,9 @@ local verbs = {
       return 3, now, now, now
     end
     call.dirty = true
-    local status, at, low, high, binds, nudge = line.join(r, list, now, earlier_status)
-    if nudge == 0 and high == at then return status, at end -- it is expected now: no more is to be said
-    return status, at, low, high, binds, nudge
+    local status, at, start, latest, binds, nudge = line.join(r, list, now, earlier_status)
+    if nudge == 0 and latest == at then return status, at end -- it is expected now: no more is to be said
+    return status, at, start, latest, binds, nudge
   end,
 }
 
@@ -114,7 +114,7 @@ for from = first, #argv, stride do
     local ends = max(policy, tenant)
     r.paused, r.whose = ends > now and ends or nil, policy > tenant and 1 or 2
     r.unlimited = settings and settings.unlimited
-    -- An operator's pause denies unlimited requests, too. By an earlier copy of the call they may wait.
+    -- An operator's pause denies unlimited requests, too. An earlier copy of the call may have put them in line.
     if r.unlimited and not r.replaces and (r.paused or earlier_status == 3) and (op == 'exempt' or op == 'observe') then
       op = 'reserve'
     end

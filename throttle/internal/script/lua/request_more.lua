@@ -20,7 +20,7 @@ end
 
 local function too_late(r, expected, latest, earliest)
   local now = call.now
-  -- If no latest start is known, the wait counts as 2 us, or as a longer pause: a max_wait below that refuses r.
+  -- Without a latest start the wait counts as at most 2 us, or up to the pause's end: a max_wait below that refuses r.
   local wait = latest > 0 and latest - now or max(min(expected - now, 2), (r.paused or now) - now)
   if r.max_wait and wait > r.max_wait then return 4 end
   if r.deadline and earliest - now > r.deadline then return 7 end
@@ -68,11 +68,11 @@ local function fields(r, list, now, fits, time, latest, binds, nudge)
   for s = 1, #list do
     if list[s].sections then upstream().add_reply(list[s], now, reply) end
   end
-  if r.paused and not r.scopes and (r.unlimited or not reply.pause or r.paused > reply.pause.ends) then -- else the upstream's
+  if r.paused and not r.scopes and (r.unlimited or not reply.pause or r.paused > reply.pause.ends) then
     reply.pause = {ends = r.paused, whose = r.whose}
   end
   local p = reply.pause
-  -- If the wait goes on after a pause by operators, what delays longer binds: the pause, or the rest.
+  -- If the wait goes on after a pause by operators, the longer part binds: the pause, or the rest.
   if p and (time <= p.ends or p.whose and time - p.ends <= p.ends - call.now) then reply.binds = -2 end
   return write_fields(reply)
 end

@@ -32,7 +32,7 @@ local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
 local own_key = P .. 'k:' .. process
 call.waiting = redis.call('GET', P .. 'q')
 
--- remember writes the record of this call. `tickets` has what it took, from tickets[2] on; tickets[1] its beginning.
+-- remember writes the record of this call. `tickets` has what it took, from tickets[2] on; tickets[1] becomes the beginning.
 local function remember(next_time, tickets, ttl)
   tickets[1] = pack7(seq) .. pack7(now) .. pack7(next_time) .. id_base
   redis.call('SET', own_key, concat(tickets), 'PX', ttl)

@@ -43,7 +43,7 @@ local function costs_of(call, text)
   return costs
 end
 
--- fits_window is an algorithm's fits_at that also asks the scope's upstream: a pause delays even what costs nothing.
+-- fits_window is an algorithm's fits_at that also asks the scope's upstream: a pause delays even requests that cost nothing.
 local function fits_window(scope, i, now, cost, ahead, each)
   local call, time = scope.call, now
   if cost > 0 then time = call.windows[i].algorithm.fits_at(scope.states[i], now, cost, ahead, each) end
@@ -78,8 +78,8 @@ windows = {
     return now
   end,
 
-  -- fits_at returns the earliest time at which the costs fit all windows of the scopes. `fits` gets by
-  -- window the time at which they fit that one, 0 for at once.
+  -- fits_at returns the earliest time at which the costs fit all windows of the scopes. fits[i] gets the
+  -- time at which they fit window i, 0 for at once.
   fits_at = function(list, costs, now, fits)
     local time = now
     for s = 1, #list do

@@ -157,7 +157,7 @@ func (c *Client) store(ctx context.Context, queue, line string, es []*enqueueTas
 	return stored
 }
 
-// putOffFrom is the least by which a join puts off forward's look at a task, which is storedFor after the store.
+// A join puts off forward's look at a task, which is due storedFor after the store, only if by more than putOffFrom.
 const putOffFrom = time.Minute
 
 // join makes stored tasks of one queue join a line, and moves or deletes them as the decisions demand. Tasks that

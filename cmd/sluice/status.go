@@ -185,7 +185,8 @@ func printState(w io.Writer, s policyStatus) {
 	if len(s.Used) > 0 {
 		fmt.Fprintf(w, "%s\n", usedText(s.Used))
 	}
-	queues, flows := show.NewTable(w, "QUEUE", "CLASS", "WAITING", "TENANTS", "LAST ASKED FOR", ""), int64(0)
+	queues := show.NewTable(w, "QUEUE", "CLASS", "WAITING", "TENANTS", "LAST ASKED FOR", "")
+	flows := int64(0)
 	for _, q := range s.Queues {
 		text := queueText(q, slices.Contains(s.PausedQueues, q.Queue))
 		queues.Row(queueOf(q.Queue), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At)+" ago", text)

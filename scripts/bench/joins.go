@@ -6,6 +6,7 @@ import (
 	"fmt"
 	mathrand "math/rand/v2"
 	"strconv"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -76,7 +77,7 @@ const takenNothing = 3
 
 // takeScript returns the SHA of the script that takes, as seen when a limiter calls the script.
 func takeScript(ctx context.Context, addr string) string {
-	probe := throttle.Policy{Name: "probe", Windows: []throttle.Window{shared("any", 1, 1e9)}}
+	probe := throttle.Policy{Name: "probe", Windows: []throttle.Window{shared("any", 1, time.Second)}}
 	client, limiter := newLimiter(addr, probe)
 	defer client.Close()
 	calls := &callLog{}

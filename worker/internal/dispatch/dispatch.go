@@ -190,8 +190,8 @@ func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Con
 	}
 }
 
-// Fallback returns in how long forward looks at a waiting task that nobody has taken: two minutes after its expected
-// start. If its policy fails open, that is every two minutes, so that the task runs if the limiter does not answer.
+// Fallback returns the delay until forward looks at a waiting task that nobody has taken: two minutes after its
+// expected start. If its policy fails open, that is every two minutes, so that the task runs if the limiter is silent.
 func Fallback(p throttle.Policy, startsIn time.Duration) time.Duration {
 	if p.FailOpen {
 		return fallbackMin

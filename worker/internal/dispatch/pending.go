@@ -41,7 +41,7 @@ func (d *Dispatcher) takePending(set *queueSet, n int) (found bool) {
 	return false
 }
 
-// draw returns the queues in a random order for this round, in which the priorities are the chances, as in asynq.
+// draw returns the queues in a random order for this round: a queue's chances follow its priority, as in asynq.
 func (set *queueSet) draw(priorities map[string]int) []string {
 	drawn := map[string]float64{}
 	for _, queue := range set.queues {

@@ -40,7 +40,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: the nudge is passed on if no slot is left
 	verdicts := map[string][]*Verdict{}            // by queue
 	for i, t := range taken.Tickets {
-		decidedAt := sent.Add(-max(0, taken.At.Sub(t.Decision.At))) // when the take was sent, or the first of repeated ones
+		decidedAt := sent.Add(-max(0, taken.At.Sub(t.Decision.At))) // when the take was sent for the first time
 		verdict := &Verdict{TakenTicket: t, DecidedAt: decidedAt, FromLine: true, Line: l.name}
 		if i == 0 {
 			verdict.Due = latest(appointment, sent.Add(-t.Waited))

@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-go/sluice/throttle/inspect"
 )
 
-// A forecast is the JSON of --dry-run: the shortest time in which the jobs without a result can be done, if calls take
-// no time, and nobody else calls.
-type forecast struct {
+// A dryRunReport is the JSON of --dry-run: the shortest time in which the jobs without a result can be done, if calls
+// take no time, and nobody else calls.
+type dryRunReport struct {
 	Jobs          int      `json:"jobs"`            // to be done
 	Done          int      `json:"done"`            // jobs with a result in --out that are not to run again
 	AtBestSeconds *float64 `json:"at_best_seconds"` // null if it is longer than a plan looks ahead
@@ -63,7 +63,7 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 	if err != nil {
 		return err
 	}
-	f := forecast{Jobs: len(todo), Done: len(list) - len(todo), Window: plan.Binds}
+	f := dryRunReport{Jobs: len(todo), Done: len(list) - len(todo), Window: plan.Binds}
 	text := "take longer than can be planned"
 	if !plan.Expected.IsZero() {
 		took := max(0, plan.Expected.Sub(plan.At))

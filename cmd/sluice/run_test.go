@@ -129,7 +129,7 @@ func TestADryRunCallsNobody(t *testing.T) {
 The others take 3s at best: the last one waits for window all.
 `)
 	e := runMain(t.Context(), "", append(args, "--json", "--retry-failed")...).want(t, exitDone)
-	report := decoded[forecast](t, e)
+	report := decoded[dryRunReport](t, e)
 	that(t, report.Jobs == 8 && report.Done == 1 && *report.AtBestSeconds == 3 && report.Window == "all", e.stdout)
 	equal(t, r.total(), 0)
 	equal(t, d.read("out.jsonl"), earlier)

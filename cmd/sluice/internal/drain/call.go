@@ -12,7 +12,7 @@ import (
 )
 
 // call makes the call of a job that was granted. Then the job ends, or tries again.
-func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decision) {
+func (d *Drain) call(ctx, calls context.Context, w *openJob, grant throttle.Decision) {
 	defer func() { d.slots <- struct{}{} }()
 	if err := d.noteBegun(calls, w, w.used+1); err != nil { // a call without the note could be made too often
 		d.Progress.Unanswered(err)
@@ -60,7 +60,7 @@ func (d *Drain) call(ctx, calls context.Context, w *work, grant throttle.Decisio
 }
 
 // noteRefusal notes that the upstream refused the job's call. It returns an error if calls were refused for too long.
-func (w *work) noteRefusal(retryIn time.Duration, cause error) error {
+func (w *openJob) noteRefusal(retryIn time.Duration, cause error) error {
 	now := time.Now()
 	if w.refusedSince.IsZero() {
 		w.refusedSince = now

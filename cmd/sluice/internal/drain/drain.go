@@ -42,8 +42,8 @@ type Drain struct {
 	counts Counts
 }
 
-// A work is a job without a result. One goroutine at a time has it.
-type work struct {
+// An openJob is a job without a result. One goroutine at a time has it.
+type openJob struct {
 	job     *jobs.Job
 	policy  throttle.Policy
 	request throttle.Request
@@ -118,9 +118,9 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	return s, context.Cause(beginning)
 }
 
-// prepare returns the work that is left, by policy and tenant, in the order of Jobs. It ends jobs whose last try began
+// prepare returns the open jobs, by policy and tenant, in the order of Jobs. It ends jobs whose last try began
 // in an earlier drain.
-func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
+func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*openJob, error) {
 	inCall, err := d.Client.HGetAll(ctx, d.begunKey()).Result()
 	if err != nil {
 		return nil, err
@@ -130,8 +130,8 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 	for range d.Concurrency {
 		d.slots <- struct{}{}
 	}
-	var spent []*work
-	flows, repeated := map[[2]string][]*work{}, 0
+	var spent []*openJob
+	flows, repeated := map[[2]string][]*openJob{}, 0
 	for i := range d.Jobs {
 		job := &d.Jobs[i]
 		r, done := d.Results.Known[job.ID]
@@ -141,7 +141,7 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*work, error) {
 			continue
 		}
 		policy, _ := d.Limiter.Match(job.Type, false)
-		w := &work{job: job, policy: policy, result: jobs.Result{ID: job.ID, Tenant: job.Tenant}, request: throttle.Request{
+		w := &openJob{job: job, policy: policy, result: jobs.Result{ID: job.ID, Tenant: job.Tenant}, request: throttle.Request{
 			Cost: job.Cost, MaxHold: d.Caller.Client.Timeout, Policy: policy.Name, Tenant: job.Tenant,
 		}}
 		if repeat {
@@ -178,7 +178,7 @@ func (d *Drain) begunKey() string {
 }
 
 // noteBegun stores a job's value in the hash of begunKey.
-func (d *Drain) noteBegun(ctx context.Context, w *work, used int) error {
+func (d *Drain) noteBegun(ctx context.Context, w *openJob, used int) error {
 	_, err := d.Client.Pipelined(ctx, func(p redis.Pipeliner) error {
 		p.HSet(ctx, d.begunKey(), w.job.ID, used)
 		p.Expire(ctx, d.begunKey(), begunTTL)
@@ -195,7 +195,7 @@ func (d *Drain) Counts() Counts {
 }
 
 // end writes the result of a job. The job failed if there is an error.
-func (d *Drain) end(w *work, failed error) {
+func (d *Drain) end(w *openJob, failed error) {
 	if failed != nil {
 		w.result.Error = failed.Error()
 	}

@@ -15,7 +15,7 @@ const (
 
 // serve makes the calls of one tenant and policy, in their order, each when it is granted. No call begins after ctx has
 // ended. Calls under way go on until the context of calls has ended.
-func (d *Drain) serve(ctx, calls context.Context, flow []*work) {
+func (d *Drain) serve(ctx, calls context.Context, flow []*openJob) {
 	for _, w := range flow {
 		if grant, ok := d.granted(ctx, calls, w); ok {
 			d.running.Go(func() { d.call(ctx, calls, w, grant) })
@@ -24,7 +24,7 @@ func (d *Drain) serve(ctx, calls context.Context, flow []*work) {
 }
 
 // granted waits until a job is granted and has a slot. A job that can never be granted ends.
-func (d *Drain) granted(ctx, calls context.Context, w *work) (grant throttle.Decision, ok bool) {
+func (d *Drain) granted(ctx, calls context.Context, w *openJob) (grant throttle.Decision, ok bool) {
 	for ctx.Err() == nil {
 		grant, err := d.Limiter.Wait(ctx, w.request)
 		switch {
@@ -61,10 +61,10 @@ func (d *Drain) granted(ctx, calls context.Context, w *work) (grant throttle.Dec
 }
 
 // again puts a job back in its line after a delay.
-func (d *Drain) again(ctx, calls context.Context, w *work, after time.Duration) {
+func (d *Drain) again(ctx, calls context.Context, w *openJob, after time.Duration) {
 	d.running.Go(func() {
 		sleep(ctx, after)
-		d.serve(ctx, calls, []*work{w})
+		d.serve(ctx, calls, []*openJob{w})
 	})
 }
 

@@ -7,17 +7,20 @@ import (
 	"time"
 
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func ExampleLimiter_Reserve() {
-	limiter := limitertest.Example(throttle.Policy{
+	limiter, err := throttle.New(throttle.Config{Client: throttletest.Embedded(), Policies: []throttle.Policy{{
 		Name: "github-api",
 		Windows: []throttle.Window{
 			{Name: "per-minute", Limit: 20, Period: time.Minute},
 			{Name: "burst", Limit: 5, Period: 3 * time.Second},
 		},
-	})
+	}}})
+	if err != nil {
+		log.Fatal(err)
+	}
 	for range 6 {
 		d, err := limiter.Reserve(context.Background(), throttle.Request{Policy: "github-api", Tenant: "acme"})
 		if err != nil {
@@ -40,10 +43,16 @@ func ExampleLimiter_Reserve() {
 
 // An estimate is reserved, and corrected when the real cost is known.
 func ExampleReservation_Settle() {
-	limiter := limitertest.Example(throttle.Policy{
+	limiter, err := throttle.New(throttle.Config{Client: throttletest.Embedded(), Policies: []throttle.Policy{{
 		Name:    "llm",
 		Windows: []throttle.Window{{Name: "spend", Limit: 10_000, Period: time.Hour, Unit: "tokens"}},
-	})
+	}}})
+	check := func(err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	check(err)
 	ctx := context.Background()
 	request := throttle.Request{Policy: "llm", Tenant: "acme", Cost: map[string]int64{"tokens": 1500}}
 
@@ -51,30 +60,30 @@ func ExampleReservation_Settle() {
 	if err != nil || !d.Granted {
 		log.Fatal(d.Reason(), err)
 	}
-	if _, err := d.Reservation.Settle(ctx, map[string]int64{"tokens": 900}); err != nil {
-		log.Fatal(err)
-	}
+	_, err = d.Reservation.Settle(ctx, map[string]int64{"tokens": 900})
+	check(err)
 	d, err = limiter.Reserve(ctx, request)
 	if err != nil || !d.Granted {
 		log.Fatal(d.Reason(), err)
 	}
-	fmt.Println("used:", d.Windows[0].Used)
+	fmt.Println("used:", d.Windows[0].Used, "by the second:", d.Reservation.CostOf("tokens"))
 
 	refund, err := d.Reservation.Cancel(ctx) // the second call was not made after all
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	fmt.Println("used:", refund.Windows[0].Used)
 	// Output:
-	// used: 2400
+	// used: 2400 by the second: 1500
 	// used: 900
 }
 
 func ExampleLimiter_Wait() {
-	limiter := limitertest.Example(throttle.Policy{
+	limiter, err := throttle.New(throttle.Config{Client: throttletest.Embedded(), Policies: []throttle.Policy{{
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "steady", Limit: 2, Period: 100 * time.Millisecond}},
-	})
+	}}})
+	if err != nil {
+		log.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for i := range 4 {
@@ -92,10 +101,13 @@ func ExampleLimiter_Wait() {
 
 // A slot of a Concurrency window is kept for as long as the work goes on.
 func ExampleReservation_Hold() {
-	limiter := limitertest.Example(throttle.Policy{
+	limiter, err := throttle.New(throttle.Config{Client: throttletest.Embedded(), Policies: []throttle.Policy{{
 		Name:    "renders",
 		Windows: []throttle.Window{{Name: "at-once", Algorithm: throttle.AlgorithmConcurrency, Limit: 1, Shared: true}},
-	})
+	}}})
+	if err != nil {
+		log.Fatal(err)
+	}
 	render := func(ctx context.Context) error {
 		d, err := limiter.Reserve(ctx, throttle.Request{Policy: "renders"})
 		if err != nil {
@@ -107,7 +119,7 @@ func ExampleReservation_Hold() {
 		work := d.Reservation.Hold(ctx)
 		defer d.Reservation.Release(ctx)
 		second, err := limiter.Reserve(work, throttle.Request{Policy: "renders"})
-		fmt.Println("a second one beside it:", second.Granted)
+		fmt.Println("a second one beside it:", second.Granted, "of a lease:", second.Windows[0].Algorithm.Leases())
 		return err // or context.Cause(work): throttle.ErrLeaseLost if the slot was lost
 	}
 	for range 2 {
@@ -116,22 +128,23 @@ func ExampleReservation_Hold() {
 		}
 	}
 	// Output:
-	// a second one beside it: false
-	// a second one beside it: false
+	// a second one beside it: false of a lease: true
+	// a second one beside it: false of a lease: true
 }
 
 // Adapters for another job queue and another client library, as packages worker and httpthrottle are for theirs.
 func ExampleLine() {
-	limiter := limitertest.Example(throttle.Policy{
+	limiter, err := throttle.New(throttle.Config{Client: throttletest.Embedded(), Policies: []throttle.Policy{{
 		Name:    "llm",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour, Shared: true}},
-	})
-	ctx, line := context.Background(), limiter.Line(limiter.LineOf("llm", "acme")) // one of several, with Policy.Shards
+	}}})
 	check := func(err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
 	}
+	check(err)
+	ctx, line := context.Background(), limiter.Line(limiter.LineOf("llm", "acme")) // of Limiter.Lines
 
 	jobs := map[string]throttle.Request{} // the queue
 	var requests []throttle.Request
@@ -153,7 +166,7 @@ func ExampleLine() {
 
 	call := func(ctx context.Context, status string) { // the client library, which a handler uses
 		caller, sent := throttle.CallerFrom(ctx), time.Now()
-		r := throttle.Request{Policy: "llm", Tenant: caller.Request.Tenant}
+		r := throttle.Request{Policy: "llm", Tenant: caller.Request.Tenant, MaxHold: time.Minute}
 		if !caller.Counted("llm") { // else the job's cost has the call
 			_, err := limiter.Wait(ctx, r)
 			check(err)
@@ -167,10 +180,10 @@ func ExampleLine() {
 		check(err)
 	}
 	for _, status := range []string{"200", "429"} { // a server
-		taken, err := line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"default": 1}, Max: 2})
+		taken, err := line.Take(ctx, throttle.TakeOptions{Queues: map[string]int{"urgent": 2, "default": 1}, Strict: true, Max: 2})
 		check(err)
 		t, at := taken.Tickets[0], time.Now()
-		check(line.PutBack(ctx, taken.Tickets[1:])) // what cannot start now keeps its place
+		check(line.PutBack(ctx, append(taken.Others, taken.Tickets[1:]...))) // what cannot start now keeps its place
 		d, r := t.Decision, jobs[t.ID]
 		if r.Policy == "" { // the job was deleted
 			check(line.Refund(ctx, taken.Tickets[:1]))
@@ -182,16 +195,16 @@ func ExampleLine() {
 		}
 		if time.Since(at) > time.Second || !line.Matches(t, r) { // it was held up, or has changed
 			d, err = line.ReserveAgain(ctx, t, r)
-			if check(err); !d.Granted {
+			if check(err); d.Queued {
 				continue // it waits again
 			}
 		}
-		fmt.Println("job", t.ID, "of", d.Tenant)
+		fmt.Println("job", t.ID, "of", d.Tenant, "waited", t.Waited.Round(time.Hour))
 		caller := &throttle.Caller{Decision: d, Request: throttle.Request{Policy: r.Policy, Tenant: r.Tenant}}
 		call(d.Reservation.Hold(throttle.WithCaller(ctx, caller)), status)
 		check(d.Reservation.Release(ctx))
 		if _, _, refused := caller.Refusal(); refused {
-			r.Front = true
+			r.Front, r.Since = true, t.Since
 			join(r)
 		}
 	}
@@ -205,9 +218,9 @@ func ExampleLine() {
 	// a server is woken: none asks by then
 	// job 2 starts in 0s
 	// job 3 starts in 1h0m0s
-	// job 1 of acme
+	// job 1 of acme waited 0s
 	// answer: 200
-	// job 2 of beta
+	// job 2 of beta waited 0s
 	// answer: 429
 	// job 2 starts in 1h0m0s
 	// acme's last job starts in 1h0m0s as per-hour binds
@@ -218,20 +231,22 @@ func ExampleLimiter_SetPolicies() {
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 1, Period: time.Hour}},
 	}
-	limiter := limitertest.Example(policy)
-	reserve := func() {
-		d, err := limiter.Reserve(context.Background(), throttle.Request{Policy: "github-api", Tenant: "acme"})
+	check := func(err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
+	}
+	limiter, err := throttle.New(throttle.Config{Client: throttletest.Embedded(), Policies: []throttle.Policy{policy}})
+	check(err)
+	reserve := func() {
+		d, err := limiter.Reserve(context.Background(), throttle.Request{Policy: "github-api", Tenant: "acme"})
+		check(err)
 		fmt.Println(d.Granted, d.Windows[0].Used, "of", d.Windows[0].Limit)
 	}
 	reserve()
 	reserve()
 	policy.Windows[0].Limit = 2 // what was counted stays counted
-	if err := limiter.SetPolicies([]throttle.Policy{policy}); err != nil {
-		log.Fatal(err)
-	}
+	check(limiter.SetPolicies([]throttle.Policy{policy}))
 	reserve()
 	// Output:
 	// true 1 of 1

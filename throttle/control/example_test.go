@@ -9,21 +9,22 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // A tool of operators changes what programs do while they run. Each program has a limiter that follows the store.
 func Example() {
-	limiter := limitertest.Example(throttle.Policy{
+	limiter, err := throttle.New(throttle.Config{Client: throttletest.Embedded(), Policies: []throttle.Policy{{
 		Name: "api", Match: []string{"api:*"},
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 1, Period: time.Hour}},
-	})
+	}}})
 	ctx, anna := context.Background(), control.Author{Who: "anna", Why: "migration, INC-7"}
 	check := func(err error) {
 		if err != nil {
 			log.Fatal(err)
 		}
 	}
+	check(err)
 	store := control.StoreOf(limiter)
 	follower := store.Follow(ctx, control.FollowConfig{})
 	defer follower.Close()
@@ -55,13 +56,13 @@ func Example() {
 	// A limiter that does not follow takes the policies and overrides of now. What it does itself, the tool logs.
 	check(store.Record(ctx, control.Change{Author: anna, Kind: control.WasReset, Policy: "api", Tenant: "acme"}))
 	state, err = store.State(ctx)
-	check(err)
+	check(errors.Join(err, state.PoliciesErr))
 	inForce, others := state.Effective()
 	check(limiter.SetPolicies(inForce, state.Removed...))
 	limiter.SetInterventions(others)
 	_, err = limiter.Reset(ctx, "api", "acme")
 	check(err)
-	fmt.Println("overrides now and tomorrow:", len(state.Overrides), len(state.InForce(state.At.Add(24*time.Hour)).Overrides))
+	fmt.Println("overrides by", state.Overrides[0].Author, "now and tomorrow:", len(state.Overrides), len(state.InForce(state.At.Add(24*time.Hour)).Overrides))
 	// Output:
 	// api/per-hour 1/h -> 3/h
 	// true
@@ -70,5 +71,5 @@ func Example() {
 	// false
 	// acme goes first
 	// the caller's mistake: true
-	// overrides now and tomorrow: 1 0
+	// overrides by anna now and tomorrow: 1 0
 }

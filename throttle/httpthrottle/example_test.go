@@ -10,14 +10,17 @@ import (
 
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/httpthrottle"
-	"github.com/sluice-go/sluice/throttle/internal/limitertest"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 func ExampleTransport() {
-	limiter := limitertest.Example(throttle.Policy{
+	limiter, err := throttle.New(throttle.Config{Client: throttletest.Embedded(), Policies: []throttle.Policy{{
 		Name:    "github-api",
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 2, Period: time.Hour}},
-	})
+	}}})
+	if err != nil {
+		log.Fatal(err)
+	}
 	api := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer api.Close()
 

@@ -37,6 +37,11 @@ func InMemory(t testing.TB) Memory {
 	return Memory{m, closing}
 }
 
+// Embedded returns a client of an embedded Redis of its own, for an Example or a first program, with which it ends.
+func Embedded() *redis.Client {
+	return redis.NewClient(Memory{miniredis.NewMiniRedis(), &sync.RWMutex{}}.Options())
+}
+
 // Options returns the options of a client. The caller may change them.
 func (m Memory) Options() *redis.Options {
 	return &redis.Options{

@@ -1,5 +1,5 @@
 // Package throttletest starts what tests of throttled code need: a limiter in memory, on fake time
-// if the test wants, a real Redis, or an embedded one. Each one starts empty, and serves one test.
+// if the test wants, a real Redis, or an embedded one. Each starts empty, and serves one test or Example.
 package throttletest
 
 import (

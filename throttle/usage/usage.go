@@ -28,8 +28,9 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// topSpan is the shortest time that Top covers. The longest is 5 minutes more, the span of a set.
-const topSpan = time.Hour
+// topSpan is the shortest time that Top covers, the longest is 5 minutes more: the span of a set. historySpan is how far
+// back History goes.
+const topSpan, historySpan = time.Hour, 24 * time.Hour
 
 const (
 	writeEvery   = 10 * time.Second
@@ -149,7 +150,7 @@ func (c *Counter) write(l *throttle.Limiter) {
 		pipe.ZAdd(ctx, minutes, redis.Z{Score: float64(n), Member: minute + waiting})
 		pipe.ZRemRangeByRank(ctx, tenants, 0, -1-maxMembers)
 		pipe.Expire(ctx, tenants, topSpan+2*byTenant.span)
-		pipe.Expire(ctx, minutes, HistorySpan+2*byMinute.span)
+		pipe.Expire(ctx, minutes, historySpan+2*byMinute.span)
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		l.Config().Logger.Warn("usage: what policies granted could not be written", "err", err)
@@ -193,8 +194,8 @@ func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use,
 	return uses, nil
 }
 
-// HistorySpan is how far back History goes, and Step the time that a Point stands for.
-const HistorySpan, Step = 24 * time.Hour, time.Minute
+// Step is the time that a Point stands for.
+const Step = time.Minute
 
 // A Point counts the events of one minute.
 type Point struct {
@@ -203,7 +204,7 @@ type Point struct {
 	Known                     bool      // whether a Counter wrote for it: not if nothing happened and nobody waited
 }
 
-// History returns the minutes of each policy from a time on; the last is under way. The error wraps go-redis's.
+// History returns the minutes of each policy from a time on, of the last 24 hours; the last is under way. The error wraps go-redis's.
 func History(ctx context.Context, l *throttle.Limiter, policies []string, since time.Time) (map[string][]Point, error) {
 	now := time.Now()
 	since = since.Truncate(Step).UTC()

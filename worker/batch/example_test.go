@@ -17,10 +17,13 @@ import (
 
 // Two tenants have two tasks each night. When would they be done now?
 func Example() {
-	server, err := miniredis.Run() // in production, a Redis
-	if err != nil {
-		log.Fatal(err)
+	check := func(err error) {
+		if err != nil {
+			log.Fatal(err)
+		}
 	}
+	server, err := miniredis.Run() // in production, a Redis
+	check(err)
 	defer server.Close()
 	ctx, client := context.Background(), redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
@@ -28,39 +31,29 @@ func Example() {
 		Name: "geocoder", Match: []string{"geocode:*"},
 		Windows: []throttle.Window{{Name: "per-hour", Limit: 3, Period: time.Hour, Shared: true}},
 	}}})
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 
 	tasks, err := batch.Template{Count: 2, Payload: `{"tenant": "{{.Tenant}}"}`, Type: "geocode:address"}.Tasks()
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	scheduler, err := batch.NewScheduler(asynq.RedisClientOpt{Addr: server.Addr()}, batch.Config{
 		Batches: []batch.Batch{{Name: "nightly", Schedule: "0 2 * * *", Tasks: tasks, Tenants: batch.List("acme", "beta")}},
 		Client:  worker.ClientConfig{Limiter: limiter},
 	})
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	defer scheduler.Close()
 	plan, err := scheduler.Plan(ctx, "nightly", batch.PlanOptions{At: time.Now()})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(plan.Total, "tasks, the last starts in", plan.Finish.Sub(plan.Tick).Round(time.Hour))
+	check(err)
+	fmt.Println(plan.Total, "tasks, the last starts in", plan.Finish.Sub(plan.Tick).Round(time.Hour), plan.Begins)
 
 	// It also fires by hand. A scheduler that runs, by Scheduler.Run, enqueues the tasks.
-	firing, err := scheduler.Fire(ctx, "nightly")
-	if err != nil {
-		log.Fatal(err)
-	}
-	status, err := scheduler.Status(ctx, firing)
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(status.State)
+	_, err = scheduler.Fire(ctx, "nightly")
+	check(err)
+	firings, err := scheduler.Firings(ctx, "nightly", 1)
+	check(err)
+	status, err := scheduler.Status(ctx, firings[0]) // the newest
+	check(err)
+	fmt.Println(status.State, status.Done, "of", status.Total, status.HasEnded())
 	// Output:
-	// 4 tasks, the last starts in 1h0m0s
-	// waiting
+	// 4 tasks, the last starts in 1h0m0s true
+	// waiting 0 of 0 false
 }

@@ -16,7 +16,7 @@ import (
 var spans = []struct {
 	Name   string
 	Length time.Duration
-}{{"30m", 30 * time.Minute}, {"6h", 6 * time.Hour}, {"24h", usage.HistorySpan}}
+}{{"30m", 30 * time.Minute}, {"6h", 6 * time.Hour}, {"24h", 24 * time.Hour}}
 
 // Run records how many tasks wait, every 10 s until ctx ends. Processes with a usage.Counter record that, too, with
 // what they grant.

@@ -4,6 +4,7 @@
 package page
 
 import (
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -20,9 +21,6 @@ import (
 	"github.com/sluice-go/sluice/throttle/inspect"
 	"github.com/sluice-go/sluice/worker"
 )
-
-// MinTokenBytes is the least length of Config.Token.
-const MinTokenBytes = 16
 
 // Config configures a Page.
 type Config struct {
@@ -48,7 +46,7 @@ type Config struct {
 	Logger *slog.Logger
 
 	// Token lets operators who know it change limits, pause, reset windows and drop tasks. It has at least
-	// MinTokenBytes. The default, empty, makes the page read-only. The page has no login for
+	// 16 bytes. The default, empty, makes the page read-only. The page has no login for
 	// readers: put it behind your own access control.
 	Token string
 }
@@ -73,9 +71,7 @@ func New(c Config) (*Page, error) {
 	if c.Limiter == nil {
 		return nil, errors.New("page: Config.Limiter is nil: must be what throttle.New returns")
 	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	c.Asynqmon = strings.TrimSuffix(c.Asynqmon, "/")
 	if !isAddress(c.Asynqmon) {
 		return nil, fmt.Errorf("page: Config.Asynqmon %q: "+
@@ -84,9 +80,9 @@ func New(c Config) (*Page, error) {
 	p := &Page{config: c, mux: http.NewServeMux(), viewers: make(chan struct{}, maxViewers)}
 	switch {
 	case c.Token == "":
-	case len(c.Token) < MinTokenBytes:
+	case len(c.Token) < 16:
 		return nil, fmt.Errorf("page: Config.Token has %d bytes: "+
-			"must have at least %d, or none for a page that changes nothing", len(c.Token), MinTokenBytes)
+			"must have at least 16, or none for a page that changes nothing", len(c.Token))
 	case c.Control == nil:
 		return nil, errors.New("page: Config.Token is set, and Config.Control is nil: must be what control.StoreOf returns")
 	default:

@@ -8,7 +8,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"log"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -16,7 +15,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	_ "pgregory.net/rapid"
 
@@ -44,20 +42,6 @@ func NewClock() *Clock {
 
 // Set sets the clock to a time after Midnight.
 func (c *Clock) Set(d time.Duration) { c.US.Store(Midnight + d.Microseconds()) }
-
-// Example returns a limiter for examples, on an embedded Redis, which ends with the program. Any Redis will do.
-func Example(policies ...throttle.Policy) *throttle.Limiter {
-	server, err := miniredis.Run()
-	if err != nil {
-		log.Fatal(err)
-	}
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	l, err := throttle.New(throttle.Config{Client: client, Policies: policies})
-	if err != nil {
-		log.Fatal(err)
-	}
-	return l
-}
 
 // NoRedis returns a client of an address at which no Redis is. It tries once, and is closed when the test ends.
 func NoRedis(t testing.TB) *redis.Client {

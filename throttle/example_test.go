@@ -27,7 +27,7 @@ func ExampleLimiter_Reserve() {
 			log.Fatal(err)
 		}
 		if !d.Granted {
-			fmt.Println("come back within 3 s:", 0 < d.RetryIn && d.RetryIn <= 3*time.Second)
+			fmt.Println("come back within 3 s:", 0 < d.EarliestReset() && d.RetryIn <= 3*time.Second)
 			break
 		}
 		fmt.Println("granted, remaining:", d.Windows[0].Remaining, d.Windows[1].Remaining)

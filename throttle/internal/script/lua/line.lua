@@ -60,8 +60,7 @@
 
 local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
 
--- add_writing adds the functions by which a call notes changes, all of hashes and most of sorted sets, and writes them
--- at its end, so that keys are written seldom.
+-- add_writing adds the functions by which a call notes changes, and writes them at its end: keys are written seldom.
 local function add_writing(L)
   -- send writes the scores of a sorted set by member, or the values of a hash by field. A value of false deletes.
   local function send(key, values, sorted)

@@ -9,7 +9,8 @@
 --   denied(r, list, now, fits, time) -> status, at, expected, latest, binds
 --                                              the answer to a denied request without a ticket
 --   fields(r, list, now, fits, time, latest, binds, nudge) -> text
---                                              the fields of the answer; fits: false without windows
+--                                              the fields of the answer; fits: false without windows. The
+--                                              upstream's verbs, with r.scopes, get no pause by operators
 
 local SOON = 100000 -- us in which tickets that wait for slots may leave
 

@@ -43,9 +43,9 @@ func TestAPausedQueueKeepsItsPlaces(t *testing.T) {
 		b.ok(b.tools.PauseQueue("default"))
 		b.wait("other", "x")
 		b.want("ran", b.run(2), "[x none]")
-		// Each call asks when it begins, and when its wait ends. Every 1.5 s nobody watches the line.
+		// Calls ask when they begin and when they end: how often, depends on the scheduler. A loop would ask without end.
 		n := len(b.asked())
-		expect.That(t, n <= 2*2+2, n, "takes in the meantime")
+		expect.That(t, n <= 20, n, "takes in the meantime")
 		b.want("used", b.used(), 1)
 		b.ok(b.tools.UnpauseQueue("default"))
 		b.want("ran", b.run(2), "[a b]")

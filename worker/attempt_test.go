@@ -41,52 +41,51 @@ func TestFaultsCostNothing(t *testing.T) {
 		// Before it waits, and all the retries there are: the task is denied, and requeued, or due, and joins.
 		for _, failures := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s after %d failures", name, failures), func(t *testing.T) {
-				sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-					f := &sitetest.Fault{Is: []func([]any) bool{sitetest.IsRequeue, sitetest.IsForward}[failures], Lost: row.lost, Err: row.err, Hits: func(n int) bool { return n <= 2 }}
-					if row.limiter {
-						f.Is = sitetest.WithArg([]string{"reserve", "join"}[failures])
-						s.Limiter = s.AnotherLimiter(hooktest.Hook(f.See))
-					} else {
-						s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(f.See))
+				s := sitetest.OnRedis(t, sitetest.Policy(1, time.Hour))
+				f := &sitetest.Fault{Is: []func([]any) bool{sitetest.IsRequeue, sitetest.IsForward}[failures], Lost: row.lost, Err: row.err, Hits: func(n int) bool { return n <= 2 }}
+				if row.limiter {
+					f.Is = sitetest.WithArg([]string{"reserve", "join"}[failures])
+					s.Limiter = s.AnotherLimiter(hooktest.Hook(f.See))
+				} else {
+					s.Asynq = hooktest.With(s.Asynq, hooktest.Hook(f.See))
+				}
+				if failures == 0 {
+					d, err := s.LimiterOn(s.Redis).Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+					expect.Require(t, err == nil && d.Granted, d, err)
+				}
+				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(failures))
+				server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
+					s.Ok(ctx, task)
+					if failures > 0 {
+						return errors.New("boom")
 					}
-					if failures == 0 {
-						d, err := s.LimiterOn(s.Redis).Reserve(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-						expect.Require(t, err == nil && d.Granted, d, err)
-					}
-					s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("a"), asynq.MaxRetry(failures))
-					server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
-						s.Ok(ctx, task)
-						if failures > 0 {
-							return errors.New("boom")
-						}
-						return nil
-					})
-					s.Wait("it waits in line", func() bool {
-						return f.Count() > 0 && s.Task("a").State == asynq.TaskStateScheduled && len(s.InLine()) == 1
-					})
-					last := []string{"throttled: api", "boom"}[failures]
-					if task := s.Task("a"); task.Retried != failures || !strings.HasPrefix(task.LastErr, last) || len(s.Runs()) != failures ||
-						s.Logs.Count("stood in no line") > 0 {
-						t.Errorf("%d retries, last error %q, ran %d times\n%s", task.Retried, task.LastErr, len(s.Runs()), s.Logs)
-					}
-					s.WantCounters(sitetest.Counters{Processed: int64(failures), Failed: int64(failures), Scheduled: 1})
-					s.Open("a")
-					if failures == 0 {
-						s.WaitGone("a")
-						s.WantCounters(sitetest.Counters{Processed: 1})
-						s.WantReported(nil, nil)
-					} else {
-						s.WaitState(asynq.TaskStateArchived, "a")
-						s.WantCounters(sitetest.Counters{Processed: 2, Failed: 2, Archived: 1})
-						s.WantReported([]string{"boom", "boom"}, []string{"boom"})
-						task := s.Task("a")
-						expect.That(t, task.Retried == 1 && task.LastErr == "boom", task.Retried, task.LastErr)
-					}
-					expect.Equal(t, len(s.Runs()), failures+1, "ran", "times")
-					s.WaitUsed(2)
-					waitForgotten(s, server)
-					s.WantNobodyInLine()
+					return nil
 				})
+				s.Wait("it waits in line", func() bool {
+					return f.Count() > 0 && s.Task("a").State == asynq.TaskStateScheduled && len(s.InLine()) == 1
+				})
+				last := []string{"throttled: api", "boom"}[failures]
+				if task := s.Task("a"); task.Retried != failures || !strings.HasPrefix(task.LastErr, last) || len(s.Runs()) != failures ||
+					s.Logs.Count("stood in no line") > 0 {
+					t.Errorf("%d retries, last error %q, ran %d times\n%s", task.Retried, task.LastErr, len(s.Runs()), s.Logs)
+				}
+				s.WantCounters(sitetest.Counters{Processed: int64(failures), Failed: int64(failures), Scheduled: 1})
+				s.Open("a")
+				if failures == 0 {
+					s.WaitGone("a")
+					s.WantCounters(sitetest.Counters{Processed: 1})
+					s.WantReported(nil, nil)
+				} else {
+					s.WaitState(asynq.TaskStateArchived, "a")
+					s.WantCounters(sitetest.Counters{Processed: 2, Failed: 2, Archived: 1})
+					s.WantReported([]string{"boom", "boom"}, []string{"boom"})
+					task := s.Task("a")
+					expect.That(t, task.Retried == 1 && task.LastErr == "boom", task.Retried, task.LastErr)
+				}
+				expect.Equal(t, len(s.Runs()), failures+1, "ran", "times")
+				s.WaitUsed(2)
+				waitForgotten(s, server)
+				s.WantNobodyInLine()
 			})
 		}
 	}
@@ -103,49 +102,48 @@ func waitForgotten(s *sitetest.Site, server *worker.Server) {
 func TestAttemptsThatEndBadly(t *testing.T) {
 	p := sitetest.Policy(100, time.Hour)
 	p.Windows = append(p.Windows, throttle.Window{Name: "slots", Algorithm: throttle.AlgorithmConcurrency, Limit: 4})
-	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
-		end := make(chan struct{})
-		server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			s.Ok(ctx, task)
-			switch id, _ := asynq.GetTaskID(ctx); id {
-			case "panics":
-				panic("oh")
-			case "cancelled":
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			<-end // it does not look at its context
-			return nil
-		})
-		ids := []string{"cancelled", "ignores", "outlives", "panics"}
-		for _, id := range ids {
-			opts := []asynq.Option{asynq.TaskID(id), asynq.MaxRetry(0)}
-			if id == "outlives" {
-				opts = append(opts, asynq.Timeout(time.Second))
-			}
-			s.Enqueue(sitetest.AcmeTask(), opts...)
+	s := sitetest.OnRedis(t, p)
+	end := make(chan struct{})
+	server := s.Serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Ok(ctx, task)
+		switch id, _ := asynq.GetTaskID(ctx); id {
+		case "panics":
+			panic("oh")
+		case "cancelled":
+			<-ctx.Done()
+			return ctx.Err()
 		}
-		s.Wait("all run", func() bool { return len(s.Runs()) == 4 })
-		s.Wait("they are cancelled", func() bool { // asynq may not listen yet
-			s.Inspector.CancelProcessing("cancelled")
-			s.Inspector.CancelProcessing("ignores")
-			return s.Task("cancelled").State == asynq.TaskStateArchived && s.Task("ignores").State == asynq.TaskStateArchived
-		})
-		s.WaitState(asynq.TaskStateArchived, ids...)
-		s.WantCounters(sitetest.Counters{Processed: 4, Failed: 4, Archived: 4})
-		expect.Equal(t, len(s.Runs()), 4, "ran", "times")
-		waitSlots := func(n int64) {
-			s.Wait(fmt.Sprint(n, " slots are taken"), func() bool {
-				d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-				return err == nil && d.Windows[1].Used == n
-			})
-		}
-		waitSlots(2) // of the handlers that go on, which asynq does not wait for
-		close(end)
-		waitSlots(0)
-		s.WaitUsed(4)
-		waitForgotten(s, server)
+		<-end // it does not look at its context
+		return nil
 	})
+	ids := []string{"cancelled", "ignores", "outlives", "panics"}
+	for _, id := range ids {
+		opts := []asynq.Option{asynq.TaskID(id), asynq.MaxRetry(0)}
+		if id == "outlives" {
+			opts = append(opts, asynq.Timeout(time.Second))
+		}
+		s.Enqueue(sitetest.AcmeTask(), opts...)
+	}
+	s.Wait("all run", func() bool { return len(s.Runs()) == 4 })
+	s.Wait("they are cancelled", func() bool { // asynq may not listen yet
+		s.Inspector.CancelProcessing("cancelled")
+		s.Inspector.CancelProcessing("ignores")
+		return s.Task("cancelled").State == asynq.TaskStateArchived && s.Task("ignores").State == asynq.TaskStateArchived
+	})
+	s.WaitState(asynq.TaskStateArchived, ids...)
+	s.WantCounters(sitetest.Counters{Processed: 4, Failed: 4, Archived: 4})
+	expect.Equal(t, len(s.Runs()), 4, "ran", "times")
+	waitSlots := func(n int64) {
+		s.Wait(fmt.Sprint(n, " slots are taken"), func() bool {
+			d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+			return err == nil && d.Windows[1].Used == n
+		})
+	}
+	waitSlots(2) // of the handlers that go on, which asynq does not wait for
+	close(end)
+	waitSlots(0)
+	s.WaitUsed(4)
+	waitForgotten(s, server)
 }
 
 // A last attempt that was denied is granted by a take alone, which notes its start, and not when its denial is old.
@@ -214,29 +212,28 @@ func TestAttemptsAreKeptApart(t *testing.T) {
 
 // A task that goes back at shutdown is not a denied one any more.
 func TestShutdownGivesTasksBack(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		s.Fill("denied")
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("granted"), asynq.MaxRetry(0))
-		s.Enqueue(sitetest.Task("denied"), asynq.TaskID("denied"), asynq.MaxRetry(0))
-		stuck, denied := make(chan struct{}), make(chan struct{})
-		defer close(stuck)
-		handler := func(context.Context, *asynq.Task) error { <-stuck; return nil }
-		server := s.Serve(handler, func(theirs *asynq.Config, ours *worker.Config) {
-			theirs.ShutdownTimeout = time.Millisecond
-			ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
-				if !d.Granted {
-					close(denied)
-					<-stuck
-				}
+	s := sitetest.OnRedis(t, sitetest.Policy(1, time.Hour))
+	s.Fill("denied")
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("granted"), asynq.MaxRetry(0))
+	s.Enqueue(sitetest.Task("denied"), asynq.TaskID("denied"), asynq.MaxRetry(0))
+	stuck, denied := make(chan struct{}), make(chan struct{})
+	defer close(stuck)
+	handler := func(context.Context, *asynq.Task) error { <-stuck; return nil }
+	server := s.Serve(handler, func(theirs *asynq.Config, ours *worker.Config) {
+		theirs.ShutdownTimeout = time.Millisecond
+		ours.OnDecision = func(_ context.Context, _ *asynq.Task, d throttle.Decision) {
+			if !d.Granted {
+				close(denied)
+				<-stuck
 			}
-		})
-		<-denied
-		s.WaitState(asynq.TaskStateActive, "granted", "denied")
-		server.Shutdown()
-		s.WaitState(asynq.TaskStatePending, "granted", "denied")
-		s.WantCounters(sitetest.Counters{})
-		waitForgotten(s, server)
+		}
 	})
+	<-denied
+	s.WaitState(asynq.TaskStateActive, "granted", "denied")
+	server.Shutdown()
+	s.WaitState(asynq.TaskStatePending, "granted", "denied")
+	s.WantCounters(sitetest.Counters{})
+	waitForgotten(s, server)
 }
 
 // A task whose handler a shutdown stops waits in front of those that came later: it has had its turn.

@@ -24,119 +24,114 @@ import (
 
 // A refusal by the upstream pauses the policy everywhere, costs no retry, and nobody's place.
 func TestRetryAfterPausesThePolicyAndCostsNothing(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
-		var refuse atomic.Bool
-		refuse.Store(true)
-		handler := func(ctx context.Context, task *asynq.Task) error {
-			if refuse.CompareAndSwap(true, false) {
-				return fmt.Errorf("calling: %w", worker.RetryAfter(1500*time.Millisecond))
-			}
-			return s.Ok(ctx, task)
+	s := sitetest.OnRedis(t, sitetest.Policy(1000, time.Minute))
+	var refuse atomic.Bool
+	refuse.Store(true)
+	handler := func(ctx context.Context, task *asynq.Task) error {
+		if refuse.CompareAndSwap(true, false) {
+			return fmt.Errorf("calling: %w", worker.RetryAfter(1500*time.Millisecond))
 		}
-		one := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 1 }
-		s.Serve(handler, one)
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("first"), asynq.MaxRetry(0))
-		s.WaitState(asynq.TaskStateScheduled, "first")
-		text := s.Task("first").LastErr
-		expect.That(t, strings.Contains(text, "throttled: api") && strings.Contains(text, "the upstream refuses calls for 1.5s"), text)
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("second"), asynq.MaxRetry(0))
-		s.Enqueue(sitetest.Task("other"), asynq.TaskID("third"), asynq.MaxRetry(0)) // its limit is its own
-		s.WaitGone("third", "first", "second")
-		ran := s.Starts()
-		expect.That(t, len(ran) == 3 && slices.Index(ran, "first") <= slices.Index(ran, "second"), "ran in the order", ran)
-		for _, d := range s.Denials() {
-			expect.Equal(t, d.Tenant, "acme", "a task of", "was denied, and acme's were refused")
-		}
-		s.WantCounters(sitetest.Counters{Processed: 3})
-		s.WantReported(nil, nil)
-	})
+		return s.Ok(ctx, task)
+	}
+	one := func(c *asynq.Config, _ *worker.Config) { c.Concurrency = 1 }
+	s.Serve(handler, one)
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("first"), asynq.MaxRetry(0))
+	s.WaitState(asynq.TaskStateScheduled, "first")
+	text := s.Task("first").LastErr
+	expect.That(t, strings.Contains(text, "throttled: api") && strings.Contains(text, "the upstream refuses calls for 1.5s"), text)
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("second"), asynq.MaxRetry(0))
+	s.Enqueue(sitetest.Task("other"), asynq.TaskID("third"), asynq.MaxRetry(0)) // its limit is its own
+	s.WaitGone("third", "first", "second")
+	ran := s.Starts()
+	expect.That(t, len(ran) == 3 && slices.Index(ran, "first") <= slices.Index(ran, "second"), "ran in the order", ran)
+	for _, d := range s.Denials() {
+		expect.Equal(t, d.Tenant, "acme", "a task of", "was denied, and acme's were refused")
+	}
+	s.WantCounters(sitetest.Counters{Processed: 3})
+	s.WantReported(nil, nil)
 }
 
 // A handler can have a refusal burn a retry.
 func TestAJobMayPauseItsPolicyAndFail(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
-		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-			job := worker.FromContext(ctx)
-			expect.Equal(t, errors.Join(job.Pause(ctx, time.Minute), job.Pause(ctx, time.Minute)), nil)
-			return errors.New("429")
-		})
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.WaitState(asynq.TaskStateArchived, "t")
-		d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
-		expect.That(t, err == nil && !d.Granted && !sitetest.Off(time.Now().Add(d.RetryIn), time.Now().Add(time.Minute)),
-			"granted", d.Granted, "denied for", d.RetryIn, err)
-		expect.Equal(t, s.Logs.Count(`msg="throttle: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`), 1, s.Logs)
+	s := sitetest.OnRedis(t, sitetest.Policy(1000, time.Minute))
+	s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+		job := worker.FromContext(ctx)
+		expect.Equal(t, errors.Join(job.Pause(ctx, time.Minute), job.Pause(ctx, time.Minute)), nil)
+		return errors.New("429")
 	})
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+	s.WaitState(asynq.TaskStateArchived, "t")
+	d, err := s.Limiter.Peek(t.Context(), throttle.Request{Policy: "api", Tenant: "acme"})
+	expect.That(t, err == nil && !d.Granted && !sitetest.Off(time.Now().Add(d.RetryIn), time.Now().Add(time.Minute)),
+		"granted", d.Granted, "denied for", d.RetryIn, err)
+	expect.Equal(t, s.Logs.Count(`msg="throttle: the upstream refused a call: its policy pauses" policy=api tenant=acme for=1m0s`), 1, s.Logs)
 }
 
 func TestAJobSettlesAndCancels(t *testing.T) {
 	p := sitetest.Policy(1500, time.Hour)
 	p.Windows[0].Unit = "tokens"
-	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
-		tokens := map[string]int64{"tokens": 1500}
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			id, _ := asynq.GetTaskID(ctx)
-			var err error
-			if strings.HasPrefix(id, "settle") {
-				err = errors.Join(worker.FromContext(ctx).Settle(ctx, "tokens", 1200), worker.FromContext(ctx).Settle(ctx, "tokens", 0))
-			} else {
-				err = worker.FromContext(ctx).Cancel(ctx)
-			}
-			expect.That(t, err == nil, err)
-			return s.Ok(ctx, task)
-		})
-		ids := []string{"settle1", "cancel1", "settle2", "cancel2"} // one at a time in an hour's window
-		for _, id := range ids {
-			s.Enqueue(sitetest.Task("acme", tokens), asynq.TaskID(id), asynq.MaxRetry(0))
+	s := sitetest.OnRedis(t, p)
+	tokens := map[string]int64{"tokens": 1500}
+	s.Serve(func(ctx context.Context, task *asynq.Task) error {
+		id, _ := asynq.GetTaskID(ctx)
+		var err error
+		if strings.HasPrefix(id, "settle") {
+			err = errors.Join(worker.FromContext(ctx).Settle(ctx, "tokens", 1200), worker.FromContext(ctx).Settle(ctx, "tokens", 0))
+		} else {
+			err = worker.FromContext(ctx).Cancel(ctx)
 		}
-		s.WaitGone(ids...)
+		expect.That(t, err == nil, err)
+		return s.Ok(ctx, task)
 	})
+	ids := []string{"settle1", "cancel1", "settle2", "cancel2"} // one at a time in an hour's window
+	for _, id := range ids {
+		s.Enqueue(sitetest.Task("acme", tokens), asynq.TaskID(id), asynq.MaxRetry(0))
+	}
+	s.WaitGone(ids...)
 }
 
 // Two policies in one task: the second is waited for in the handler, or in line.
 func TestAJobReservesByASecondPolicy(t *testing.T) {
 	github, slack := sitetest.Policy(1000, time.Minute), sitetest.Policy(1, 2*time.Second)
 	slack.Name, slack.Match = "slack", nil
-	sitetest.OnRedis(t, []throttle.Policy{github, slack}, func(t *testing.T, s *sitetest.Site) {
-		var inLine atomic.Int64
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			id, _ := asynq.GetTaskID(ctx)
-			wait := 10 * time.Second
-			if strings.HasPrefix(id, "line") {
-				wait = time.Millisecond // it is known at once that it is too long
-			}
-			r, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "slack", MaxWait: wait})
-			if errors.As(err, new(*throttle.DeniedError)) {
-				inLine.Add(1)
-				return errors.Join(err, worker.FromContext(ctx).Cancel(ctx))
-			}
-			expect.That(t, err == nil && r.Tenant == "acme", "tenant", r.Tenant, err)
-			return s.Ok(ctx, task)
-		})
-		ids := []string{"wait1", "wait2", "line1", "line2"}
-		for _, id := range ids {
-			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
+	s := sitetest.OnRedis(t, github, slack)
+	var inLine atomic.Int64
+	s.Serve(func(ctx context.Context, task *asynq.Task) error {
+		id, _ := asynq.GetTaskID(ctx)
+		wait := 10 * time.Second
+		if strings.HasPrefix(id, "line") {
+			wait = time.Millisecond // it is known at once that it is too long
 		}
-		s.WaitGone(ids...)
-		got := s.Runs()
-		expect.That(t, slices.Equal(got, slices.Sorted(slices.Values(ids))), "ran:", got)
-		expect.That(t, inLine.Load() != 0, "nobody was requeued")
-		s.WantCounters(sitetest.Counters{Processed: 4})
-		s.WantReported(nil, nil)
-		s.WaitUsed(4) // of the task's own policy
+		r, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "slack", MaxWait: wait})
+		if errors.As(err, new(*throttle.DeniedError)) {
+			inLine.Add(1)
+			return errors.Join(err, worker.FromContext(ctx).Cancel(ctx))
+		}
+		expect.That(t, err == nil && r.Tenant == "acme", "tenant", r.Tenant, err)
+		return s.Ok(ctx, task)
 	})
+	ids := []string{"wait1", "wait2", "line1", "line2"}
+	for _, id := range ids {
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
+	}
+	s.WaitGone(ids...)
+	got := s.Runs()
+	expect.That(t, slices.Equal(got, slices.Sorted(slices.Values(ids))), "ran:", got)
+	expect.That(t, inLine.Load() != 0, "nobody was requeued")
+	s.WantCounters(sitetest.Counters{Processed: 4})
+	s.WantReported(nil, nil)
+	s.WaitUsed(4) // of the task's own policy
 }
 
 // A task whose handler could not enqueue another one fails by that, and does not wait.
 func TestARefusedTaskIsNoDenialOfItsHandler(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
-		client := s.Client(s.Limiter)
-		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-			return expect.ErrOf(client.EnqueueContext(ctx, sitetest.AcmeTask(), asynq.Deadline(time.Now())))
-		})
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.WaitState(asynq.TaskStateArchived, "t")
+	s := sitetest.OnRedis(t, sitetest.Policy(1000, time.Minute))
+	client := s.Client(s.Limiter)
+	s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+		return expect.ErrOf(client.EnqueueContext(ctx, sitetest.AcmeTask(), asynq.Deadline(time.Now())))
 	})
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+	s.WaitState(asynq.TaskStateArchived, "t")
 }
 
 // The limiter hangs from when the handler returns until the task's time is over. What the handler has returned holds.

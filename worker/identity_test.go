@@ -54,29 +54,28 @@ func TestIdentityReachesTheHandler(t *testing.T) {
 		Cost:       map[string]int64{"tokens": 300},
 		Tenant:     "a}{:\n%2F \xfe\xffc",
 	}
-	sitetest.OnRedis(t, []throttle.Policy{p}, func(t *testing.T, s *sitetest.Site) {
-		got := make(chan throttle.Decision, 2)
-		s.Enqueue(worker.NewTask(id, "x", nil))
-		s.Enqueue(asynq.NewTask("unmatched", nil))
-		unmatched := make(chan bool, 1)
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			d, ok := worker.FromContext(ctx).Decision()
-			if task.Type() == "unmatched" {
-				unmatched <- ok
-			} else {
-				got <- d
-			}
-			return nil
-		})
-		d := <-got
-		if !d.Granted || d.Tenant != id.Tenant || d.Policy != "api" || d.Windows[0].Used < 1 || d.Windows[1].Used != 300*d.Windows[0].Used ||
-			d.Windows[1].Scope.Values[0] != id.Attributes["user"] {
-			t.Errorf("decision %+v", d)
+	s := sitetest.OnRedis(t, p)
+	got := make(chan throttle.Decision, 2)
+	s.Enqueue(worker.NewTask(id, "x", nil))
+	s.Enqueue(asynq.NewTask("unmatched", nil))
+	unmatched := make(chan bool, 1)
+	s.Serve(func(ctx context.Context, task *asynq.Task) error {
+		d, ok := worker.FromContext(ctx).Decision()
+		if task.Type() == "unmatched" {
+			unmatched <- ok
+		} else {
+			got <- d
 		}
-		ticket := d.Reservation.Ticket
-		expect.That(t, strings.HasSuffix(ticket.Queue, "/default") && len(ticket.ID) >= 20, ticket)
-		expect.That(t, !<-unmatched, "an unmatched task has a decision")
+		return nil
 	})
+	d := <-got
+	if !d.Granted || d.Tenant != id.Tenant || d.Policy != "api" || d.Windows[0].Used < 1 || d.Windows[1].Used != 300*d.Windows[0].Used ||
+		d.Windows[1].Scope.Values[0] != id.Attributes["user"] {
+		t.Errorf("decision %+v", d)
+	}
+	ticket := d.Reservation.Ticket
+	expect.That(t, strings.HasSuffix(ticket.Queue, "/default") && len(ticket.ID) >= 20, ticket)
+	expect.That(t, !<-unmatched, "an unmatched task has a decision")
 }
 
 // Any headers of a task give an identity that comes back as it is, or an error that asynq can store.

@@ -94,18 +94,17 @@ func TestChecksOfAsynqsRedisHaveKinds(t *testing.T) {
 
 // Asynq says of a task without retries that these are used up, before it hears of the denial. Its log does not.
 func TestAsynqsLogKnowsNoDenials(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		s.Fill("acme")
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("denied"), asynq.MaxRetry(0))
-		s.Enqueue(sitetest.Task("zeta"), asynq.TaskID("fails"), asynq.MaxRetry(0))
-		log := &sitetest.Logs{}
-		s.Serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(theirs *asynq.Config, _ *worker.Config) {
-			theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Logs: log}, asynq.WarnLevel
-		})
-		s.WaitState(asynq.TaskStateScheduled, "denied")
-		s.WaitState(asynq.TaskStateArchived, "fails")
-		expect.That(t, log.Count("Retry exhausted for task id=denied") == 0 && log.Count("Retry exhausted for task id=fails") == 1, "it says", log)
+	s := sitetest.OnRedis(t, sitetest.Policy(1, time.Hour))
+	s.Fill("acme")
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("denied"), asynq.MaxRetry(0))
+	s.Enqueue(sitetest.Task("zeta"), asynq.TaskID("fails"), asynq.MaxRetry(0))
+	log := &sitetest.Logs{}
+	s.Serve(func(context.Context, *asynq.Task) error { return errors.New("boom") }, func(theirs *asynq.Config, _ *worker.Config) {
+		theirs.Logger, theirs.LogLevel = sitetest.AsynqLog{Logs: log}, asynq.WarnLevel
 	})
+	s.WaitState(asynq.TaskStateScheduled, "denied")
+	s.WaitState(asynq.TaskStateArchived, "fails")
+	expect.That(t, log.Count("Retry exhausted for task id=denied") == 0 && log.Count("Retry exhausted for task id=fails") == 1, "it says", log)
 }
 
 // A limit below zero is refused, or what it says.
@@ -151,69 +150,65 @@ func github() throttle.Policy {
 func TestUnmatchedTypesAreLoggedOnce(t *testing.T) {
 	for _, rejected := range []bool{false, true} {
 		t.Run(fmt.Sprint("rejected: ", rejected), func(t *testing.T) {
-			sitetest.OnRedis(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
-				s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.RejectUnmatched = rejected })
-				for i := range 6 {
-					s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, []string{"githib:star", "gitbuh:star", "github:star"}[i%3], nil),
-						asynq.MaxRetry(0), asynq.TaskID(fmt.Sprint(i)))
-				}
-				s.Wait("all are processed", func() bool { return s.Counters().Processed == 6 })
-				expect.Equal(t, s.Logs.Count(fmt.Sprint("fails=", rejected)), 2, "types are logged")
-				expect.That(t, s.Logs.Count("type=githib:star") == 1 && s.Logs.Count("type=gitbuh:star") == 1, s.Logs)
-				n := len(s.Runs())
-				expect.That(t, !(n != 6 && !rejected) && !(n != 2 && rejected), n, "tasks ran")
-				s.Mu.Lock()
-				defer s.Mu.Unlock()
-				for _, err := range s.Reported {
-					expect.Err(t, err, worker.ErrUnmatched, "a task failed by")
-				}
-			})
+			s := sitetest.OnRedis(t, github())
+			s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.RejectUnmatched = rejected })
+			for i := range 6 {
+				s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, []string{"githib:star", "gitbuh:star", "github:star"}[i%3], nil),
+					asynq.MaxRetry(0), asynq.TaskID(fmt.Sprint(i)))
+			}
+			s.Wait("all are processed", func() bool { return s.Counters().Processed == 6 })
+			expect.Equal(t, s.Logs.Count(fmt.Sprint("fails=", rejected)), 2, "types are logged")
+			expect.That(t, s.Logs.Count("type=githib:star") == 1 && s.Logs.Count("type=gitbuh:star") == 1, s.Logs)
+			n := len(s.Runs())
+			expect.That(t, !(n != 6 && !rejected) && !(n != 2 && rejected), n, "tasks ran")
+			s.Mu.Lock()
+			defer s.Mu.Unlock()
+			for _, err := range s.Reported {
+				expect.Err(t, err, worker.ErrUnmatched, "a task failed by")
+			}
 		})
 	}
 }
 
 // Task types may be made up for each task: those that are logged, and remembered for it, are bounded.
 func TestUnmatchedTypesThatAreLoggedAreBounded(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
-		s.Serve(s.Ok)
-		for i := range 250 {
-			s.Enqueue(asynq.NewTask(fmt.Sprint("made-up-", i), nil))
-		}
-		s.Wait("all ran", func() bool { return s.Counters().Processed == 250 })
-		expect.Equal(t, s.Logs.Count("no policy counts a task"), 100, "types are logged, want 100")
-	})
+	s := sitetest.OnRedis(t, github())
+	s.Serve(s.Ok)
+	for i := range 250 {
+		s.Enqueue(asynq.NewTask(fmt.Sprint("made-up-", i), nil))
+	}
+	s.Wait("all ran", func() bool { return s.Counters().Processed == 250 })
+	expect.Equal(t, s.Logs.Count("no policy counts a task"), 100, "types are logged, want 100")
 }
 
 // In a task that no policy matches, RetryAfter is an error like any other: there is nothing to
 // pause, and nothing bounds how often the task would come back.
 func TestRetryAfterInAnUnmatchedTaskIsAFailure(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{github()}, func(t *testing.T, s *sitetest.Site) {
-		s.Serve(func(context.Context, *asynq.Task) error { return worker.RetryAfter(time.Hour) })
-		s.Enqueue(asynq.NewTask("githib:star", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
-		s.WaitState(asynq.TaskStateArchived, "a")
-		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
-		s.WantReported([]string{"worker: the upstream refuses calls for 1h0m0s"}, nil)
-	})
+	s := sitetest.OnRedis(t, github())
+	s.Serve(func(context.Context, *asynq.Task) error { return worker.RetryAfter(time.Hour) })
+	s.Enqueue(asynq.NewTask("githib:star", nil), asynq.TaskID("a"), asynq.MaxRetry(0))
+	s.WaitState(asynq.TaskStateArchived, "a")
+	s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
+	s.WantReported([]string{"worker: the upstream refuses calls for 1h0m0s"}, nil)
 }
 
 // A policy that observes denies nothing: a task that it cannot count is enqueued and runs. Its type is logged once.
 func TestAPolicyThatObservesFailsNoTask(t *testing.T) {
 	observes := sitetest.Policy(100, time.Hour)
 	observes.Observe = true
-	sitetest.OnRedis(t, []throttle.Policy{observes}, func(t *testing.T, s *sitetest.Site) {
-		s.Serve(s.Ok)
-		for _, enqueue := range []func(*asynq.Task, ...asynq.Option) (*asynq.TaskInfo, error){s.Client(s.Limiter).Enqueue, s.Plain.Enqueue} {
-			for _, task := range []*asynq.Task{
-				asynq.NewTask("anonymous", nil), worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": -1}}, "odd", nil),
-			} {
-				_, err := enqueue(task, asynq.MaxRetry(0))
-				expect.That(t, err == nil, task.Type(), err)
-			}
+	s := sitetest.OnRedis(t, observes)
+	s.Serve(s.Ok)
+	for _, enqueue := range []func(*asynq.Task, ...asynq.Option) (*asynq.TaskInfo, error){s.Client(s.Limiter).Enqueue, s.Plain.Enqueue} {
+		for _, task := range []*asynq.Task{
+			asynq.NewTask("anonymous", nil), worker.NewTask(worker.Identity{Tenant: "acme", Cost: map[string]int64{"requests": -1}}, "odd", nil),
+		} {
+			_, err := enqueue(task, asynq.MaxRetry(0))
+			expect.That(t, err == nil, task.Type(), err)
 		}
-		s.Wait("all ran", func() bool { return len(s.Runs()) == 4 })
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("late"), asynq.Deadline(time.Now().Add(-time.Second)), asynq.MaxRetry(3))
-		s.WaitState(asynq.TaskStateRetry, "late") // as asynq has it
-		expect.That(t, s.Logs.Count("fails=false") == 2 && s.Logs.Count("no tenant") == 1,
-			"want each type logged once:", s.Logs)
-	})
+	}
+	s.Wait("all ran", func() bool { return len(s.Runs()) == 4 })
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("late"), asynq.Deadline(time.Now().Add(-time.Second)), asynq.MaxRetry(3))
+	s.WaitState(asynq.TaskStateRetry, "late") // as asynq has it
+	expect.That(t, s.Logs.Count("fails=false") == 2 && s.Logs.Count("no tenant") == 1,
+		"want each type logged once:", s.Logs)
 }

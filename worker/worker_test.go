@@ -22,51 +22,49 @@ import (
 // Read this test first. Three tasks come together, and one fits a window: the others wait and run
 // in turn. None has retries to lose, so asynq alone would archive each task that is denied.
 func TestATaskThatDoesNotFitWaitsAndLosesNothing(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
-		ours := s.Client(s.Limiter)
-		ids := []string{"ours", "plain-1", "plain-2"}
-		for _, id := range ids {
-			var err error
-			opts := []asynq.Option{asynq.TaskID(id), asynq.MaxRetry(0)}
-			if id == "ours" {
-				_, err = ours.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), opts...)
-			} else {
-				_, err = s.Plain.Enqueue(asynq.NewTask("x", []byte("acme")), opts...)
-			}
-			expect.Must(t, err)
+	s := sitetest.OnRedis(t, sitetest.Policy(1, 600*time.Millisecond))
+	ours := s.Client(s.Limiter)
+	ids := []string{"ours", "plain-1", "plain-2"}
+	for _, id := range ids {
+		var err error
+		opts := []asynq.Option{asynq.TaskID(id), asynq.MaxRetry(0)}
+		if id == "ours" {
+			_, err = ours.EnqueueContext(t.Context(), worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), opts...)
+		} else {
+			_, err = s.Plain.Enqueue(asynq.NewTask("x", []byte("acme")), opts...)
 		}
-		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
-			c.Identify = func(task *asynq.Task) (worker.Identity, error) {
-				id, err := worker.IdentityOf(task)
-				id.Tenant = cmp.Or(id.Tenant, string(task.Payload()))
-				return id, err
-			}
-		})
-		s.WaitGone(ids...)
-		expect.Equal(t, fmt.Sprint(s.Runs()), fmt.Sprint(ids), "ran", "want each of", ids, "once")
-		expect.That(t, len(s.Denials()) != 0, "no denial: three tasks that come together do not fit a window of one")
-		s.WantCounters(sitetest.Counters{Processed: 3})
-		s.WantReported(nil, nil)
+		expect.Must(t, err)
+	}
+	s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) {
+		c.Identify = func(task *asynq.Task) (worker.Identity, error) {
+			id, err := worker.IdentityOf(task)
+			id.Tenant = cmp.Or(id.Tenant, string(task.Payload()))
+			return id, err
+		}
 	})
+	s.WaitGone(ids...)
+	expect.Equal(t, fmt.Sprint(s.Runs()), fmt.Sprint(ids), "ran", "want each of", ids, "once")
+	expect.That(t, len(s.Denials()) != 0, "no denial: three tasks that come together do not fit a window of one")
+	s.WantCounters(sitetest.Counters{Processed: 3})
+	s.WantReported(nil, nil)
 }
 
 // Real failures use up the retries, and nothing else does.
 func TestOnlyRealFailuresUseUpRetries(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, 600*time.Millisecond)}, func(t *testing.T, s *sitetest.Site) {
-		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			s.Ok(ctx, task)
-			return errors.New("boom")
-		})
-		s.WaitState(asynq.TaskStateArchived, "a")
-		task := s.Task("a")
-		expect.That(t, task.Retried == 2 && task.LastErr == "boom", task.Retried, task.LastErr)
-		if len(s.Runs()) != 3 || len(s.Denials()) > 1 { // one may be of a grant that was too old, on a busy machine
-			t.Errorf("%d runs, %d denials; want 3, and a place in line before each retry", len(s.Runs()), len(s.Denials()))
-		}
-		s.WantCounters(sitetest.Counters{Processed: 3, Failed: 3, Archived: 1})
-		s.WantReported([]string{"boom", "boom", "boom"}, []string{"boom", "boom"})
+	s := sitetest.OnRedis(t, sitetest.Policy(1, 600*time.Millisecond))
+	s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, "x", nil), asynq.TaskID("a"), asynq.MaxRetry(2))
+	s.Serve(func(ctx context.Context, task *asynq.Task) error {
+		s.Ok(ctx, task)
+		return errors.New("boom")
 	})
+	s.WaitState(asynq.TaskStateArchived, "a")
+	task := s.Task("a")
+	expect.That(t, task.Retried == 2 && task.LastErr == "boom", task.Retried, task.LastErr)
+	if len(s.Runs()) != 3 || len(s.Denials()) > 1 { // one may be of a grant that was too old, on a busy machine
+		t.Errorf("%d runs, %d denials; want 3, and a place in line before each retry", len(s.Runs()), len(s.Denials()))
+	}
+	s.WantCounters(sitetest.Counters{Processed: 3, Failed: 3, Archived: 1})
+	s.WantReported([]string{"boom", "boom", "boom"}, []string{"boom", "boom"})
 }
 
 // Without functions of the user's own, asynq's defaults hold for real failures.
@@ -118,21 +116,20 @@ func TestATaskThatCanNeverBeGrantedFails(t *testing.T) {
 		"bad tenant":   {header("tenant=%zz"), `worker: task type "x": header sluice-identity "tenant=%zz": invalid URL escape "%zz"`},
 		"bad cost":     {header("cost.requests=many&tenant=acme"), `worker: task type "x": header sluice-identity "cost.requests=many&tenant=acme": a cost must be a whole number, such as cost.tokens=1500`},
 	}
-	sitetest.OnRedis(t, []throttle.Policy{p, byUser}, func(t *testing.T, s *sitetest.Site) {
-		for id, c := range tasks {
-			s.Enqueue(c.task, asynq.TaskID(id), asynq.MaxRetry(0))
-		}
-		s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.RejectUnmatched = true })
-		for id, c := range tasks {
-			s.WaitState(asynq.TaskStateArchived, id)
-			expect.Equal(t, s.Task(id).LastErr, c.want, id, "\n")
-		}
-		expect.That(t, len(s.Runs()) == 0, "ran", s.Runs())
-		s.Mu.Lock()
-		defer s.Mu.Unlock()
-		expect.That(t, len(s.Reported) == len(tasks),
-			"the user's ErrorHandler was told", s.Reported, ", want all", len(tasks))
-	})
+	s := sitetest.OnRedis(t, p, byUser)
+	for id, c := range tasks {
+		s.Enqueue(c.task, asynq.TaskID(id), asynq.MaxRetry(0))
+	}
+	s.Serve(s.Ok, func(_ *asynq.Config, c *worker.Config) { c.RejectUnmatched = true })
+	for id, c := range tasks {
+		s.WaitState(asynq.TaskStateArchived, id)
+		expect.Equal(t, s.Task(id).LastErr, c.want, id, "\n")
+	}
+	expect.That(t, len(s.Runs()) == 0, "ran", s.Runs())
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	expect.That(t, len(s.Reported) == len(tasks),
+		"the user's ErrorHandler was told", s.Reported, ", want all", len(tasks))
 }
 
 func TestConstructorsNameWhatIsWrong(t *testing.T) {

@@ -8,9 +8,9 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/sluice-go/sluice/internal/servers"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 )
 
@@ -18,7 +18,7 @@ import (
 //
 //	go test -run - -bench AtAMillion -benchtime 10x ./cmd/sluice
 func BenchmarkCommandsAtAMillion(b *testing.B) {
-	addr := servers.Redis(b).Addr
+	addr := throttletest.Redis(b)
 	client := redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: time.Minute})
 	defer client.Close()
 	policies := []throttle.Policy{{Name: "p", Match: []string{"call"}, Windows: []throttle.Window{

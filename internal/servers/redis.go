@@ -20,8 +20,8 @@ import (
 // being skipped where redis-server or nginx is not installed.
 const requireEnv = "SLUICE_REQUIRE_REDIS"
 
-// Redis starts a redis-server on a free loopback port, without persistence, with these arguments, for a test.
-func Redis(t testing.TB, args ...string) *Process {
+// RedisProcess starts a redis-server on a free loopback port, without persistence, with these arguments, for a test.
+func RedisProcess(t testing.TB, args ...string) *Process {
 	t.Helper()
 	return started(t, func(dir string) (*Process, error) { return StartRedis(dir, args...) })
 }
@@ -54,7 +54,7 @@ type Process struct {
 	claim  net.PacketConn // never closed: clients may look for a server that was stopped
 }
 
-// StartRedis is Redis for programs that are not tests: the server works in the directory given, and Stop ends it.
+// StartRedis is RedisProcess for programs that are not tests: the server works in the directory given, and Stop ends it.
 func StartRedis(dir string, args ...string) (*Process, error) {
 	return startServer(dir, append([]string{"--save", "", "--appendonly", "no"}, args...)...)
 }

@@ -27,8 +27,7 @@ import (
 func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		s := newStore(t, client)
-		configured, late := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}}),
-			newLimiter(t, throttle.Config{Client: client})
+		configured, late := limitertest.New(t, client, hourly("p", 1)), limitertest.New(t, client)
 		follow(t, configured, false)
 		expect.Equal(t, configured.Policies()[0].Windows[0].Limit, 1, "before anything is published")
 		everything := []throttle.Policy{{
@@ -43,18 +42,18 @@ func TestPublishedPoliciesAreInForceWhereALimiterFollows(t *testing.T) {
 		}}
 		version := publish(t, s, 0, everything...)
 		limitertest.Until(t, "the limiter follows", func() bool { return configured.Policies()[0].Windows[0].Limit == 3 })
-		want := newLimiter(t, throttle.Config{Client: client, Policies: everything}).Policies()
+		want := limitertest.New(t, client, everything...).Policies()
 		expect.Equal(t, configured.Policies(), want, "policies have changed on their way")
 		follow(t, late, false)
 		expect.Equal(t, late.Policies(), want, "one that follows later has not at once what was published")
 
 		again, err := s.Publish(t.Context(), everything, version, anna)
 		expect.That(t, err == nil && again == version, "the same policies, published again, have version", again, version, err)
-		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 0)}, version, anna)
+		_, err = s.Publish(t.Context(), []throttle.Policy{hourly("p", 0)}, version, anna)
 		expect.Err(t, err, new(*throttle.PolicyError), "a limit of 0")
-		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, 0, anna)
+		_, err = s.Publish(t.Context(), []throttle.Policy{hourly("p", 5)}, 0, anna)
 		expect.That(t, errors.Is(err, control.ErrConflict), "over a version that nobody has read", err)
-		_, err = s.Publish(t.Context(), []throttle.Policy{policy("p", 5)}, version, control.Author{Who: "anna"})
+		_, err = s.Publish(t.Context(), []throttle.Policy{hourly("p", 5)}, version, control.Author{Who: "anna"})
 		expect.That(t, err != nil, "policies were published without a reason")
 		state := state(t, s)
 		expect.That(t, state.Version == version && reflect.DeepEqual(state.Policies, want),
@@ -72,7 +71,7 @@ func TestOfTwoPublishersOneWins(t *testing.T) {
 			var all sync.WaitGroup
 			for i := range 4 {
 				all.Go(func() {
-					v, err := s.Publish(t.Context(), []throttle.Policy{policy("p", int64(10*round+i+1))}, replaced, anna)
+					v, err := s.Publish(t.Context(), []throttle.Policy{hourly("p", int64(10*round+i+1))}, replaced, anna)
 					switch {
 					case err == nil:
 						wins.Add(1)
@@ -102,7 +101,7 @@ func TestOverridesOfATenant(t *testing.T) {
 
 func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	s := newStore(t, client)
-	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+	l := limitertest.New(t, client, hourly("p", 1))
 	follow(t, l, false)
 	expect.Require(t, granted(t, l, "p", "acme") && !granted(t, l, "p", "acme"), "the limit is not 1")
 	three := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
@@ -144,7 +143,7 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 	} {
 		expect.That(t, s.SetOverride(t.Context(), bad, time.Hour, anna) != nil, bad, "was put in force")
 	}
-	publish(t, s, 0, policy("p", 1))
+	publish(t, s, 0, hourly("p", 1))
 	three.Windows["day"] = throttle.Override{Limit: 1} // which the published policy has not
 	expect.Err(t, s.SetOverride(t.Context(), three, time.Hour, anna), new(*throttle.PolicyError))
 }
@@ -152,7 +151,7 @@ func overrideATenant(t *testing.T, client redis.UniversalClient) {
 func TestAPauseNamesAPublishedPolicy(t *testing.T) {
 	s := newStore(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
 	expect.Must(t, s.Pause(t.Context(), "githb-api", "", time.Hour, anna)) // while none are published, programs have their own
-	publish(t, s, 0, policy("github-api", 1))
+	publish(t, s, 0, hourly("github-api", 1))
 	var bad *throttle.PolicyError
 	err := s.Pause(t.Context(), "githb-api", "acme", time.Hour, anna)
 	expect.That(t, errors.As(err, &bad) && bad.Policy == "githb-api", "a policy that is not published was paused", err)
@@ -163,7 +162,7 @@ func TestAPauseNamesAPublishedPolicy(t *testing.T) {
 
 func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
 	s := newStore(t, throttletest.Client(t, throttletest.Miniredis(t).Addr()))
-	policies := []throttle.Policy{policy("p", 1)}
+	policies := []throttle.Policy{hourly("p", 1)}
 	publish(t, s, 0, policies...)
 	weight := throttle.TenantOverride{Policy: "unknown", Tenant: "acme", Weight: 2}
 	_, published := s.Publish(t.Context(), policies, 0, control.Author{})
@@ -185,7 +184,7 @@ func TestInputIsCheckedBeforeWhatIsInForce(t *testing.T) {
 // Tenants are bytes. JSON knows text only.
 func TestATenantThatIsNotTextIsPaused(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
-	s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 2)}})
+	s, l := newStore(t, client), limitertest.New(t, client, hourly("p", 2))
 	expect.Must(t, s.Pause(t.Context(), "p", "a\xff %", time.Hour, anna))
 	follow(t, l, false)
 	expect.That(t, !granted(t, l, "p", "a\xff %") && granted(t, l, "p", "a\xfe %"),
@@ -194,7 +193,7 @@ func TestATenantThatIsNotTextIsPaused(t *testing.T) {
 
 func TestATenantThatIsNotTextIsNotPublished(t *testing.T) {
 	client := throttletest.Client(t, throttletest.Miniredis(t).Addr())
-	p := policy("p", 2)
+	p := hourly("p", 2)
 	p.Tenants = map[string]throttle.Tenant{"a\xff": {Weight: 2}, "a\ufffd": {Weight: 3}}
 	var invalid *throttle.PolicyError
 	s := newStore(t, client)
@@ -208,8 +207,8 @@ func TestATenantThatIsNotTextIsNotPublished(t *testing.T) {
 func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		s := newStore(t, client)
-		version := publish(t, s, 0, policy("p", 1), policy("q", 1))
-		after := []throttle.Policy{policy("p", 2), policy("r", 1)}
+		version := publish(t, s, 0, hourly("p", 1), hourly("q", 1))
+		after := []throttle.Policy{hourly("p", 2), hourly("r", 1)}
 		expect.Must(t, expect.ErrOf(s.Publish(t.Context(), after, version, control.Author{Who: "ben", Why: "more"})))
 		expect.Must(t, s.SetOverride(t.Context(), throttle.TenantOverride{
 			Policy: "p", Tenant: "a b\n", Weight: 2, Exempt: new(false), Windows: map[string]throttle.Override{"hour": {Limit: 7}},
@@ -242,7 +241,7 @@ func TestTheLogTellsWhoChangedWhatAndWhy(t *testing.T) {
 func TestAnOverrideEndsWhileTicketsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
-		s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 4)}})
+		s, l := newStore(t, client), limitertest.New(t, client, hourly("p", 4))
 		follow(t, l, false)
 		cut := throttle.TenantOverride{Policy: "p", Tenant: "acme", Windows: map[string]throttle.Override{"hour": {Limit: 1}}}
 		expect.Must(t, s.SetOverride(t.Context(), cut, 25*time.Second, anna))

@@ -22,10 +22,10 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		s := newStore(t, client)
 		var followed atomic.Pointer[throttle.Publication]
-		l := newLimiter(t, throttle.Config{
+		l := limitertest.NewFrom(t, throttle.Config{
 			Client: client, Observer: expect.On(func(p throttle.Publication) { followed.Store(&p) }),
 		})
-		publish(t, s, 0, policy("p", 4))
+		publish(t, s, 0, hourly("p", 4))
 		cut := throttle.TenantOverride{Policy: "p", Windows: map[string]throttle.Override{"hour": {Limit: 3}}}
 		expect.Must(t, s.SetOverride(t.Context(), cut, time.Hour, anna))
 		follow(t, l, false)
@@ -51,7 +51,7 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		expect.Must(t, expect.ErrOf(s.End(t.Context(), control.Cleared, "p", "", anna)))
 		limit(4)
 		// A good version mends it.
-		publish(t, s, state(t, s).Version, policy("p", 5))
+		publish(t, s, state(t, s).Version, hourly("p", 5))
 		limit(5)
 
 		// What Redis forgets stays in force, but for overrides and pauses.
@@ -60,7 +60,7 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		expect.Must(t, client.FlushAll(t.Context()).Err())
 		limitertest.Until(t, "the pause is gone", func() bool { return len(l.Interventions().Pauses) == 0 })
 		expect.Equal(t, l.Policies()[0].Windows[0].Limit, 5, "after Redis was flushed")
-		version := publish(t, s, 0, policy("p", 6))
+		version := publish(t, s, 0, hourly("p", 6))
 		limit(6)
 
 		// A failover loses only the version that cannot be used. The one that mends it has the same number.
@@ -73,17 +73,17 @@ func TestAFollowerKeepsWhatItHasIfItCannotUseWhatIsPublished(t *testing.T) {
 		expect.Equal(t, len(l.Interventions().Pauses), 1)
 		expect.Must(t, client.HSet(t.Context(), key, kept).Err())
 		limitertest.Until(t, "it is forgotten", func() bool { return followed.Load().Version == version })
-		expect.Equal(t, publish(t, s, version, policy("p", 9)), version+1)
+		expect.Equal(t, publish(t, s, version, hourly("p", 9)), version+1)
 		limit(9)
 
 		// The first version cannot be used by a limiter of its own policies, and the next one has its number.
 		expect.Must(t, client.FlushAll(t.Context()).Err())
 		expect.Must(t, client.HSet(t.Context(), key, "policies", "1 {", "mark", "{").Err())
-		l = newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+		l = limitertest.New(t, client, hourly("p", 1))
 		follow(t, l, false)
 		expect.Must(t, client.FlushAll(t.Context()).Err())
 		time.Sleep(1100 * time.Millisecond) // a look, or two
-		publish(t, s, 0, policy("p", 10))
+		publish(t, s, 0, hourly("p", 10))
 		limit(10)
 	})
 }
@@ -92,9 +92,9 @@ func TestAFollowerBeginsWhileRedisDoesNotAnswer(t *testing.T) {
 	server := throttletest.Miniredis(t)
 	client := throttletest.Client(t, server.Addr())
 	s := newStore(t, client)
-	publish(t, s, 0, policy("p", 7))
+	publish(t, s, 0, hourly("p", 7))
 	server.SetError("LOADING for a while")
-	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+	l := limitertest.New(t, client, hourly("p", 1))
 	follow(t, l, false)
 	expect.Equal(t, l.Policies()[0].Windows[0].Limit, 1, "without an answer the limit is", "not the limiter's own")
 	server.SetError("")
@@ -105,9 +105,9 @@ func TestALimiterMayKeepItsPoliciesAndFollowTheRest(t *testing.T) {
 	server := throttletest.Miniredis(t)
 	client := throttletest.Client(t, server.Addr())
 	s := newStore(t, client)
-	publish(t, s, 0, policy("p", 7))
+	publish(t, s, 0, hourly("p", 7))
 	expect.Must(t, s.Pause(t.Context(), "p", "", time.Hour, anna))
-	l := newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+	l := limitertest.New(t, client, hourly("p", 1))
 	follow(t, l, true)
 	expect.Equal(t, l.Policies()[0].Windows[0].Limit, 1)
 	expect.Equal(t, len(l.Interventions().Pauses), 1, "pauses in force")
@@ -130,9 +130,9 @@ func TestFollowingCostsLittle(t *testing.T) {
 			}
 			return err
 		}))
-		l := newLimiter(t, throttle.Config{Client: counted, Policies: []throttle.Policy{policy("p", 1)}})
+		l := limitertest.New(t, counted, hourly("p", 1))
 		store := newStore(t, other)
-		publish(t, store, 0, policy("p", 2))
+		publish(t, store, 0, hourly("p", 2))
 		follow(t, l, false)
 		calls.Store(0)
 		values.Store(0)
@@ -151,7 +151,7 @@ func TestFollowingCostsLittle(t *testing.T) {
 func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := throttletest.InMemory(t).Client(t)
-		s, l := newStore(t, client), newLimiter(t, throttle.Config{Client: client, Policies: []throttle.Policy{policy("p", 1)}})
+		s, l := newStore(t, client), limitertest.New(t, client, hourly("p", 1))
 		shared := throttle.Policy{Name: "p", Windows: []throttle.Window{
 			{Name: "all", Limit: 10, Period: time.Hour, Shared: true}, {Name: "hour", Limit: 5, Period: time.Hour},
 		}}
@@ -166,7 +166,7 @@ func TestALimitOfAllHoldsForAWhile(t *testing.T) {
 		cut := throttle.TenantOverride{Policy: "p", Windows: map[string]throttle.Override{"all": {Limit: 2}}}
 		expect.Must(t, s.SetOverride(t.Context(), cut, 2*time.Minute, anna))
 		limits("2 5 0")
-		follow(t, newLimiter(t, throttle.Config{Client: client}), false) // a process that begins meanwhile
+		follow(t, limitertest.New(t, client), false) // a process that begins meanwhile
 		shared.Windows[1].Limit, shared.Windows[1].Algorithm = 6, throttle.AlgorithmGCRA
 		version = publish(t, s, version, shared)
 		limits("2 6 0")

@@ -1,7 +1,6 @@
 package control_test
 
 import (
-	"log/slog"
 	"testing"
 	"time"
 
@@ -10,25 +9,19 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/control"
+	"github.com/sluice-go/sluice/throttle/internal/limitertest"
 )
 
 var anna = control.Author{Who: "anna", Why: "incident 7"}
 
-func policy(name string, limit int64) throttle.Policy {
+// hourly is a policy of a limit by the hour.
+func hourly(name string, limit int64) throttle.Policy {
 	return throttle.Policy{Name: name, Windows: []throttle.Window{{Name: "hour", Limit: limit, Period: time.Hour}}}
 }
 
 func newStore(t testing.TB, client redis.UniversalClient) *control.Store {
 	t.Helper()
-	return control.StoreOf(newLimiter(t, throttle.Config{Client: client}))
-}
-
-func newLimiter(t testing.TB, c throttle.Config) *throttle.Limiter {
-	t.Helper()
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	return expect.Got(throttle.New(c))(t)
+	return control.StoreOf(limitertest.New(t, client))
 }
 
 func follow(t testing.TB, l *throttle.Limiter, keepPolicies bool) {

@@ -55,21 +55,19 @@ func wantSeries(t *testing.T, registry *prometheus.Registry, want ...string) {
 
 func limiter(t *testing.T, client redis.UniversalClient, metrics *promthrottle.Metrics) *throttle.Limiter {
 	t.Helper()
-	l := limitertest.NewFrom(t, throttle.Config{
+	return limitertest.NewFrom(t, throttle.Config{
 		Client: client, Observer: metrics.Observe,
 		Policies: []throttle.Policy{{Name: "api", Match: []string{"*"}, Windows: []throttle.Window{
 			{Name: "hour", Limit: 2, Period: time.Hour}, {Name: "all", Limit: 10, Period: time.Hour, Shared: true},
 			{Name: "burst", Algorithm: throttle.AlgorithmGCRA, Burst: 3, Limit: 9, Period: 900 * time.Hour, Shared: true},
 		}}},
 	})
-	return l
 }
 
 func metrics(t *testing.T) (*promthrottle.Metrics, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
-	m := expect.Got(promthrottle.New(registry))(t)
-	return m, registry
+	return expect.Got(promthrottle.New(registry))(t), registry
 }
 
 // What a limiter does is counted, and the metrics are named as Prometheus has it.

@@ -46,5 +46,5 @@ func Miniredis(t testing.TB) *miniredis.Miniredis {
 // installed the test is skipped, or fails if SLUICE_REQUIRE_REDIS is set.
 func Redis(t testing.TB, args ...string) string {
 	t.Helper()
-	return servers.Redis(t, args...).Addr
+	return servers.RedisProcess(t, args...).Addr
 }

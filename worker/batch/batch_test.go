@@ -60,25 +60,21 @@ func TestATickFiresOnce(t *testing.T) {
 
 // A batch is killed five times while it is enqueued, and has every task once, also those that have run by then.
 func TestABatchThatIsKilledWhileItIsEnqueuedGoesOn(t *testing.T) {
-	t.Parallel()
-	t.Run("redis", func(t *testing.T) { // a miniredis takes seconds for so many tasks
-		s := newSite(t, throttletest.Client(t, throttletest.Redis(t)), many())
-		s.slots = 50
-		b := batch.Batch{Name: "large", Tasks: calls(500), Tenants: batch.List("a", "b", "c", "d")}
-		s.serve(succeed)
-		watch := s.idle(b)
-		defer watch.Close()
-		f := s.fire(watch, "large")
-		for range 5 {
-			p := s.mortal(300*time.Millisecond, b)
-			time.Sleep(350*time.Millisecond + rand.N(100*time.Millisecond))
-			p.kill()
-		}
-		s.scheduler(b)
-		status := s.wait(watch, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
-		expect.That(s, status.Done == 2000 && status.Total == 2000, status)
-		s.WantOnceEach(s, 2000)
-	})
+	s := &batchSite{Site: sitetest.OnRedis(t, api(many()...)), slots: 50} // a miniredis takes seconds for so many tasks
+	b := batch.Batch{Name: "large", Tasks: calls(500), Tenants: batch.List("a", "b", "c", "d")}
+	s.serve(succeed)
+	watch := s.idle(b)
+	defer watch.Close()
+	f := s.fire(watch, "large")
+	for range 5 {
+		p := s.mortal(300*time.Millisecond, b)
+		time.Sleep(350*time.Millisecond + rand.N(100*time.Millisecond))
+		p.kill()
+	}
+	s.scheduler(b)
+	status := s.wait(watch, f, "it is done", func(st batch.Status) bool { return st.State == batch.StateDone })
+	expect.That(s, status.Done == 2000 && status.Total == 2000, status)
+	s.WantOnceEach(s, 2000)
 }
 
 // A batch's tasks let live ones go first, unless their identity has a class.
@@ -392,7 +388,7 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 func TestABatchRunsOnARedisCluster(t *testing.T) {
 	t.Parallel()
 	pace := throttle.Window{Name: "pace", Limit: 20, Period: 500 * time.Millisecond, Shared: true}
-	s := newSite(t, throttletest.Client(t, sitetest.Cluster(t)), []throttle.Window{pace})
+	s := &batchSite{Site: sitetest.New(t, throttletest.Client(t, sitetest.Cluster(t)), api(pace))}
 	b := batch.Batch{Name: "b", FinishBy: "1h", Tasks: calls(60), Tenants: batch.List("acme", "zeta")}
 	s.serve(succeed)
 	p := s.scheduler(b)

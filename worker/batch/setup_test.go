@@ -17,7 +17,6 @@ import (
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/batch"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
@@ -32,9 +31,14 @@ type batchSite struct {
 	tenants throttle.TenantFunc // of the limiters of schedulers
 }
 
+// api is the policy of the tests' tasks.
+func api(windows ...throttle.Window) throttle.Policy {
+	return throttle.Policy{Name: "api", Match: []string{"call"}, Windows: windows}
+}
+
 // fake returns a site on a miniredis, for a bubble.
 func fake(t *testing.T, windows ...throttle.Window) *batchSite {
-	return newSite(t, throttletest.InMemory(t).Client(t), windows)
+	return &batchSite{Site: sitetest.NewInBubble(t, api(windows...))}
 }
 
 // inBubble runs the test on fake time, on a site on a miniredis.
@@ -55,11 +59,6 @@ func (s *batchSite) status(p *schedulerProcess, f batch.Firing) batch.Status {
 	s.Helper()
 	status := expect.Got(p.Status(context.Background(), f))(s)
 	return status
-}
-
-func newSite(t testing.TB, client *redis.Client, windows []throttle.Window) *batchSite {
-	api := throttle.Policy{Name: "api", Match: []string{"call"}, Windows: windows}
-	return &batchSite{Site: sitetest.New(t, client, api)}
 }
 
 // many are windows that never bind.

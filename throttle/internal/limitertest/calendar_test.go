@@ -44,7 +44,7 @@ func TestCalendarFollowsItsTimeZone(t *testing.T) {
 
 // A call whose ticks are not around Redis's time is refused before anything is written.
 func TestCalendarRefusesAClockThatIsFarOff(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	// The other window keeps what is stored when the minute ends.
 	quota := Quota(5, "* * * * *", "")
 	quota.Margin = s

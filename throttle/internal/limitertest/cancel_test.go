@@ -21,7 +21,7 @@ func three() throttle.Policy {
 
 // A cancelled reservation is remembered as long as its units would have counted, and for a minute at least.
 func TestCancelledIsRememberedAsLongAsItCounts(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	for period, want := range map[time.Duration]time.Duration{s: m, 24 * h: 24 * h} {
 		w := throttle.Window{Name: "w", Limit: 10, Period: period}
 		l := New(t, client, Policy(w))
@@ -53,7 +53,7 @@ func TestCancelOfWhatACorrectionAddedIsRemembered(t *testing.T) {
 
 // The server that granted is gone, its state too, and the clock of the next one is behind.
 func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	l, c := NewWithClock(t, client, three())
 	c.Set(5 * s)
 	lost := Reserve(t, l, Acme(1)).Reservation
@@ -64,7 +64,7 @@ func TestCancelOfWhatIsLostGivesNothingBack(t *testing.T) {
 }
 
 func TestCancelOfNothing(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	l, _ := NewWithClock(t, client, three())
 	Reserve(t, l, Acme(5))
 	before := Dump(t, client)
@@ -76,7 +76,7 @@ func TestCancelOfNothing(t *testing.T) {
 // A grant that was merged counts as long as its entry. A cancel gives it back for a period, and then
 // nothing. A second cancel, when nothing is remembered any more, says that it cancelled nothing.
 func TestCancelOfMergedGrants(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	const period = 7680 * ms // a tick is 80 ms
 	l, c := NewWithClock(t, client, Policy(throttle.Window{Name: "w", Limit: 2000, Period: period}))
 	for i := range 96 {
@@ -127,7 +127,7 @@ func TestSettleAndCancelGoByTheLastCorrection(t *testing.T) {
 			expect.That(t, slices.Min(got) == step.used && slices.Max(got) == step.used, step, "used", got)
 		}
 	}
-	l, c := NewWithClock(t, Redis(t), threeHours())
+	l, c := NewWithClock(t, RedisClient(t), threeHours())
 	run(t, l, func() { c.Set(2 * time.Minute) })
 	t.Run("keys expire", func(t *testing.T) {
 		Bubble(t, threeHours(), func(t *testing.T, l *throttle.Limiter, _ throttletest.Memory) {

@@ -18,7 +18,7 @@ func TestWindowsComeAndGo(t *testing.T) {
 	g := throttle.Window{Name: "g", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: m}
 	renamed := a
 	renamed.Name = "z"
-	l, c := NewWithClock(t, Redis(t), Policy(a, b))
+	l, c := NewWithClock(t, RedisClient(t), Policy(a, b))
 	for i, step := range []struct {
 		at        time.Duration
 		windows   []throttle.Window
@@ -80,7 +80,7 @@ func TestWhatAWindowNeverCountedIsNotGivenBack(t *testing.T) {
 
 // Work that began before the last window of a unit went may report what it used: an error would fail it.
 func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	requests := throttle.Window{Name: "requests", Limit: 10, Period: m}
 	l, _ := NewWithClock(t, client, Policy(requests, throttle.Window{Name: "tokens", Unit: "tokens", Limit: 10, Period: m}))
 	r := Reserve(t, l, Acme(1)).Reservation
@@ -93,7 +93,7 @@ func TestAUnitThatIsNotCountedAnyMoreIsSettled(t *testing.T) {
 
 // It counts another unit by now: of that, the requests before took nothing.
 func TestAWindowOfAnotherUnitGivesNothingBack(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	fixed := func(name, unit string) throttle.Window {
 		return throttle.Window{Name: name, Unit: unit, Algorithm: throttle.AlgorithmFixed, Limit: 10, Period: h}
 	}
@@ -113,7 +113,7 @@ func TestAWindowOfAnotherUnitGivesNothingBack(t *testing.T) {
 func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 	known := throttle.Window{Name: "known", Limit: 10, Period: m}
 	added := throttle.Window{Name: "added", Limit: 10, Period: h}
-	client := Redis(t)
+	client := RedisClient(t)
 	older, c := NewWithClock(t, client, Policy(known))
 	newer := NewByClock(t, client, c, Policy(known, added))
 	Reserve(t, newer, Acme(3))
@@ -125,7 +125,7 @@ func TestOlderWorkersKeepWhatNewerOnesCount(t *testing.T) {
 
 // A state that another algorithm left cannot be read, and is there when that algorithm is back.
 func TestAChangedAlgorithmStartsEmptyAndForgetsNothing(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	w := throttle.Window{Name: "w", Limit: 10, Period: m}
 	l, _ := NewWithClock(t, client, Policy(w))
 	for round := range int64(2) {
@@ -158,7 +158,7 @@ func TestWorkersOfTwoPoliciesEachHoldTheirLimit(t *testing.T) {
 		w.Limit = 3
 		variants[name+", of 3"] = Policy(w)
 	}
-	client := Redis(t)
+	client := RedisClient(t)
 	for older, a := range variants {
 		for newer, b := range variants {
 			same, smaller := strings.CutSuffix(newer, ", of 3")

@@ -64,7 +64,7 @@ func TestRequestsThatCanNeverBeGranted(t *testing.T) {
 	}
 	p := Policy(windows...)
 	p.Tenants = map[string]throttle.Tenant{"small": {Windows: map[string]throttle.Override{"calls": {Limit: 2}}}}
-	client := Redis(t)
+	client := RedisClient(t)
 	l, _ := NewWithClock(t, client, p)
 	good := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": "bob"}}
 	Reserve(t, l, good)

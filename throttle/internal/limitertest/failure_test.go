@@ -71,7 +71,7 @@ func TestRedisThatIsGone(t *testing.T) {
 		return client
 	}
 	cases := map[string]func(t *testing.T) *redis.Client{
-		"redis":     func(t *testing.T) *redis.Client { p := servers.Redis(t); return used(t, p.Addr, p.Stop) },
+		"redis":     func(t *testing.T) *redis.Client { p := servers.RedisProcess(t); return used(t, p.Addr, p.Stop) },
 		"miniredis": func(t *testing.T) *redis.Client { m := throttletest.Miniredis(t); return used(t, m.Addr(), m.Close) },
 		"client": func(t *testing.T) *redis.Client {
 			client := impatient(t, throttletest.Miniredis(t).Addr())

@@ -15,7 +15,7 @@ import (
 
 // go-redis repeats a call whose connection broke.
 func TestLostReplyIsChargedOnce(t *testing.T) {
-	p := NewLossyProxy(t, Redis(t).Options().Addr)
+	p := NewLossyProxy(t, RedisClient(t).Options().Addr)
 	l := New(t, throttletest.Client(t, p.Addr), Policy(throttle.Window{Name: "w", Limit: 10, Period: 24 * h}))
 	Peek(t, l, Acme(1)) // loads the script
 
@@ -53,7 +53,7 @@ func repeatAt(times ...time.Duration) hooktest.Hook {
 // fit by then. Repeated once more, it is not charged again.
 func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 	p := Policy(throttle.Window{Name: "w", Limit: 2, Period: 10 * s})
-	client := Redis(t)
+	client := RedisClient(t)
 	l, c := NewWithClock(t, client, p)
 	Reserve(t, l, Acme(1))
 	repeating := throttletest.Client(t, client.Options().Addr)
@@ -71,7 +71,7 @@ func TestWhatARepeatedBatchGrantsIsChargedOnce(t *testing.T) {
 // A call whose reply is lost for good may have been granted: its caller gets an error, and the next call of the
 // process gives back what it took. One that never arrived takes nothing, also if a copy of it arrives late.
 func TestWhatAnErrorHidesIsGivenBack(t *testing.T) {
-	direct := Redis(t)
+	direct := RedisClient(t)
 	proxy := NewLossyProxy(t, direct.Options().Addr)
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, MaxRetries: -1})
 	defer client.Close()

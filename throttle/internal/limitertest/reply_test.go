@@ -43,7 +43,7 @@ func damaged(random *rand.Rand, reply []any) []any {
 // Any reply of a script is a decision that makes sense, or a known error.
 func TestDamagedReplies(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 8))
-	client := Redis(t)
+	client := RedisClient(t)
 	var mu sync.Mutex // tickets are refreshed in the background
 	var last atomic.Value
 	client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {

@@ -42,7 +42,7 @@ func TestAReservationOfNoLimiterIsRefused(t *testing.T) {
 }
 
 func TestAnUnknownPolicyIsTheSameErrorEverywhere(t *testing.T) {
-	l := New(t, Redis(t), Policy(Slots(1)))
+	l := New(t, RedisClient(t), Policy(Slots(1)))
 	never := Policy(Slots(1))
 	never.Name = "never"
 	r := Acme(1)
@@ -75,7 +75,7 @@ func TestWhatFailedOpenHasNothingToCorrect(t *testing.T) {
 
 // A lookup of tenants that fails while work goes on takes neither its lease nor what it corrects.
 func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	var away atomic.Bool
 	l := NewFrom(t, throttle.Config{
 		Client: client, Policies: []throttle.Policy{Policy(Slots(1), throttle.Window{Name: "w", Limit: 9, Period: h})},
@@ -102,7 +102,7 @@ func TestWhatIsHeldOutlastsTheLookupOfItsTenant(t *testing.T) {
 
 // Work that began before its policy got a scope of another attribute goes on to its end.
 func TestWhatIsHeldOutlastsAnAttributeThatItLacks(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	w := throttle.Window{Name: "w", Limit: 9, Period: h}
 	l := New(t, client, Policy(Slots(1), w))
 	r := Reserve(t, l, Acme(1)).Reservation
@@ -155,7 +155,7 @@ func TestWhatIsUnderWayIsNoPartOfWhatIsLeft(t *testing.T) {
 
 // A lease that has run out is renewed while nobody waits for the slot, and then no more.
 func TestALeaseThatRanOutGoesToWhoeverWaits(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	l, c := NewWithClock(t, client, Policy(Slots(1), SharedWindow(20, s)))
 	holder := Reserve(t, l, Acme(1)).Reservation
 	renewed := func(want bool) {

@@ -85,9 +85,9 @@ func WantUsed(t TB, l *throttle.Limiter, r throttle.Request, want ...int64) {
 	expect.Equal(t, Used(Peek(t, l, r))[:len(want)], want, "used")
 }
 
-// Redis returns a client of a real Redis of the test's own, while other tests run. miniredis is for what
+// RedisClient returns a client of a real Redis of the test's own, while other tests run. miniredis is for what
 // users' kits promise, and takes ten times as long for a script: throttletest.Each is for a test or two of each verb.
-func Redis(t *testing.T) *redis.Client {
+func RedisClient(t *testing.T) *redis.Client {
 	t.Helper()
 	t.Parallel()
 	return throttletest.Client(t, throttletest.Redis(t))

@@ -46,7 +46,7 @@ func tenantIn(l *throttle.Limiter, line string) string {
 func TestAPolicyThatGetsOtherShardsIsInForce(t *testing.T) {
 	p, changed := sharded(1), atomic.Bool{}
 	p.Match = []string{"*"}
-	l := New(t, Redis(t), p)
+	l := New(t, RedisClient(t), p)
 	go func() {
 		defer changed.Store(true)
 		for i := range 1000 {
@@ -62,7 +62,7 @@ func TestAPolicyThatGetsOtherShardsIsInForce(t *testing.T) {
 
 // Every tenant has a shard, with its windows and its line: calls of all kinds find it.
 func TestTenantsAreSpreadOverShards(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	ctx, l := t.Context(), New(t, client, sharded(4))
 	lines := l.Lines()
 	want := []string{"p/1of4", "p/2of4", "p/3of4", "p/4of4"}
@@ -111,7 +111,7 @@ func takeFrom(t *testing.T, l *throttle.Limiter, line string) []throttle.TakenTi
 // After a change of shards all tenants count from 0. What was granted before is released where it
 // counts, and lines of before are taken from until they are empty. Their tickets are charged anew.
 func TestShardsChangeLikeANewName(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	for _, c := range []struct{ from, to int }{{1, 4}, {4, 1}, {4, 3}} {
 		ctx, l := t.Context(), New(t, client, sharded(c.from))
 		then := New(t, client, sharded(c.to))
@@ -147,7 +147,7 @@ func TestShardsChangeLikeANewName(t *testing.T) {
 
 // A call that waits in place goes on waiting in its new shard.
 func TestACallWaitsOnWhileShardsChange(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	l := New(t, client, sharded(1))
 	r := throttle.Request{Policy: "p", Tenant: "acme"}
 	held := []throttle.Decision{Reserve(t, l, r), Reserve(t, l, r)}

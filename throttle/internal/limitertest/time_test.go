@@ -15,7 +15,7 @@ import (
 )
 
 func TestClockThatStepsBackReopensNothing(t *testing.T) {
-	l, c := NewWithClock(t, Redis(t), three())
+	l, c := NewWithClock(t, RedisClient(t), three())
 	c.Set(100 * s)
 	Reserve(t, l, Acme(7))
 
@@ -94,7 +94,7 @@ func TestKeysExpireNotBeforeTheyMayAndSoonAfter(t *testing.T) {
 func TestKeysLiveAsLongAsTheLongestWindow(t *testing.T) {
 	short := throttle.Window{Name: "short", Limit: 10, Period: m}
 	long := throttle.Window{Name: "long", Limit: 10, Period: 10 * h}
-	client := Redis(t)
+	client := RedisClient(t)
 	c := NewClock()
 	l := NewEdited(t, client, c, nil, Policy(short, long)).Limiter
 	c.Set(5 * h)
@@ -142,7 +142,7 @@ func TestIdleTenantsLeaveNothing(t *testing.T) {
 
 // A cancelled reservation that was the last thing counted takes its key away.
 func TestCancelTakesTheEmptyKeyAway(t *testing.T) {
-	client := Redis(t)
+	client := RedisClient(t)
 	l, _ := NewWithClock(t, client, three())
 	Cancel(t, l, Reserve(t, l, Acme(1)).Reservation)
 	expect.Equal(t, len(client.Keys(t.Context(), "*:w:*").Val()), 0)

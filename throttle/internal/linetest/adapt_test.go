@@ -92,7 +92,7 @@ func TestAdaptingToRefusals(t *testing.T) {
 
 // Who asks learns how often the upstream refused, and what is granted now.
 func TestTheRateInForceIsTold(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	tell := func(want string) {
 		t.Helper()
 		d := expect.Got(st.l.Peek(t.Context(), st.without("b")))(t)
@@ -152,7 +152,7 @@ func (st *story) refusedAt(at time.Duration, ticket string) {
 
 // However often calls are refused, a 64th of the rate goes on, and tries again.
 func TestTheRateHasAFloor(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(64, s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(64, s)))
 	var rates []float64
 	for at := time.Duration(0); at < 50*m && len(rates) < 100; at += 2 * s {
 		d := limitertest.Reserve(t, st.l, st.at(at).without("a"))
@@ -196,7 +196,7 @@ func TestOnlyWhatWasRefusedAdapts(t *testing.T) {
 
 // Those who wait are told when the rate in force lets them start, and do.
 func TestExpectedStartsKnowTheRate(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	st.refusedAt(0, "a1")
 	st.refusedAt(s, "a2")
 	var told []time.Duration
@@ -216,7 +216,7 @@ func TestExpectedStartsKnowTheRate(t *testing.T) {
 
 // The observer is told of each refusal, and of a changed rate once.
 func TestRefusalsAreObserved(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	var told []throttle.Refusal
 	l := limitertest.NewFrom(t, throttle.Config{
 		Client: client, Policies: []throttle.Policy{limitertest.Policy(limitertest.SharedWindow(10, s))},
@@ -238,7 +238,7 @@ func TestRefusalsAreObserved(t *testing.T) {
 
 // A pause that the upstream asks for begins also if the rate stays.
 func TestAPauseMayBeginWithoutAnotherRate(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	st.refusedAt(0, "a1")
 	d := st.at(200 * ms).granted("a2")
 	refusal, err := d.Reservation.Pause(t.Context(), 3*s, "")

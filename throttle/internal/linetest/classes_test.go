@@ -115,7 +115,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 // Where both wait, a batch gets its share: of a shared window, of a tenant's own and of slots,
 // whatever its tickets cost. Where no live ticket waits it gets all.
 func TestShareOfABatch(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for name, c := range map[string]struct {
 		windows []throttle.Window
 		cost    int64 // of a ticket of the batch
@@ -157,7 +157,7 @@ func TestShareOfABatch(t *testing.T) {
 func TestAGrantThatIsReplacedCountsOnceInTheShareOfABatch(t *testing.T) {
 	p := limitertest.Policy(limitertest.SharedWindow(2, s))
 	p.BatchShare = 0.5
-	st, batch := newStory(t, limitertest.Redis(t), p), 0
+	st, batch := newStory(t, limitertest.RedisClient(t), p), 0
 	for i := range 40 {
 		st.live().joins(fmt.Sprint("a", i))
 		st.batch().joins(fmt.Sprint("b", i))
@@ -177,7 +177,7 @@ func TestAGrantThatIsReplacedCountsOnceInTheShareOfABatch(t *testing.T) {
 }
 
 func TestShareOfABatchOfManyTenants(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for _, c := range []struct {
 		perTenant, shared int64
 		nights            int // tenants of batches
@@ -246,7 +246,7 @@ func TestExpectedStartsOfClasses(t *testing.T) {
 func TestClassesOfSeveralServers(t *testing.T) {
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
 	p.BatchShare = 0.1
-	st := newStory(t, limitertest.Redis(t), p)
+	st := newStory(t, limitertest.RedisClient(t), p)
 	st.live().joinMany("live", "a", 300)
 	st.batch().joinMany("night", "b", 100)
 	r := newRotation(st, []string{"night"}, []string{"live"})

@@ -20,7 +20,7 @@ var hostileNames = []string{
 // Tenants, attributes, queues, tickets and keys are data in the line too: each waits, is taken by
 // its own name and leaves, beside all others, and nothing stays.
 func TestHostileNamesInALine(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for _, shared := range []bool{true, false} {
 		p := limitertest.Policy(
 			throttle.Window{Name: "user", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}},
@@ -82,7 +82,7 @@ func TestHostileNamesInALine(t *testing.T) {
 
 // As many windows as a policy may have, each of a unit and a scope of its own, with a line.
 func TestManyWindowsWithALine(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	var p throttle.Policy
 	p.Name = "p"
 	r := throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{}, Attributes: map[string]string{}}
@@ -116,7 +116,7 @@ func TestLargestNumbers(t *testing.T) {
 	const most = throttle.MaxLimit
 	for _, algorithm := range []throttle.Algorithm{throttle.AlgorithmSliding, throttle.AlgorithmFixed, throttle.AlgorithmGCRA} {
 		t.Run(string(algorithm), func(t *testing.T) {
-			client := limitertest.Redis(t)
+			client := limitertest.RedisClient(t)
 			p := limitertest.Policy(throttle.Window{Name: "w", Limit: most, Period: throttle.MaxPeriod, Algorithm: algorithm, Shared: true})
 			p.Tenants = map[string]throttle.Tenant{"a": {Weight: 1e6}, "b": {Weight: 0.001}, "x": {Exempt: true}}
 			st := newStory(t, client, p)

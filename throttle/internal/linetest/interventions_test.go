@@ -160,7 +160,7 @@ func TestInterventionsHoldForTheLine(t *testing.T) {
 
 // The end of a pause of a tenant is in the line: it ends also if no server writes it there.
 func TestAPauseOfATenantEndsByItself(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 	st.pauses("a")
 	st.joins("a1", "b1")
 	st.takes("b1").takes()
@@ -196,7 +196,7 @@ func TestWaitIsPaused(t *testing.T) {
 
 // A request heeds a pause of its policy that begins while it waits for the call that carries it.
 func TestAPauseBeginsBeforeTheCall(t *testing.T) {
-	client, until := limitertest.Redis(t), time.Now().Add(h).Truncate(us)
+	client, until := limitertest.RedisClient(t), time.Now().Add(h).Truncate(us)
 	l := limitertest.NewEdited(t, client, nil, nil, limitertest.Policy(limitertest.SharedWindow(5, s)))
 	client.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
 		l.SetInterventions(throttle.Interventions{At: time.Now(), Pauses: []throttle.Pause{{Policy: "p", Until: until}}})

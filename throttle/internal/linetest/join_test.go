@@ -21,7 +21,7 @@ import (
 func TestJoinAnswersForEachTicket(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 10 * s}, limitertest.SharedWindow(5, 10*s))
 	p.Tenants = map[string]throttle.Tenant{"x": {Exempt: true}, "b": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
-	st := newStory(t, limitertest.Redis(t), p)
+	st := newStory(t, limitertest.RedisClient(t), p)
 	st.granted("a0", "a1")
 	request := func(id string, change func(*throttle.Request)) throttle.Request {
 		r := st.request(id)
@@ -99,7 +99,7 @@ func TestJoinAnswersForEachTicket(t *testing.T) {
 
 // A ticket that joins again with another tenant, and is refused, keeps its place.
 func TestARefusedMoveKeepsThePlace(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for name, limit := range map[string]func(*throttle.Request){
 		"max wait": func(r *throttle.Request) { r.MaxWait = s },
 		"deadline": func(r *throttle.Request) { r.Deadline = time.Now().Add(s) },
@@ -123,7 +123,7 @@ func TestARefusedMoveKeepsThePlace(t *testing.T) {
 
 // A deadline that is over refuses a ticket that fits now, too.
 func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
 	late, now := st.request("a1"), st.request("a2")
 	late.Deadline, now.Deadline = time.Now(), time.Now().Add(h)
 	expect.Err(t, st.joining(late).Err, new(*throttle.DeniedError))
@@ -133,7 +133,7 @@ func TestJoinRefusesByADeadlineThatIsOver(t *testing.T) {
 // Tickets that reserve together are granted or wait, each for its own, and one that is wrong changes nothing. A small
 // one does not pass one that has just begun to wait. What was granted can be handled as if it was taken.
 func TestTicketsReserveTogether(t *testing.T) {
-	l := limitertest.New(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(4, h)))
+	l := limitertest.New(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(4, h)))
 	var requests []throttle.Request
 	for i, cost := range []int64{1, 5, 1, 3, 1} { // 5 never fits
 		r := limitertest.Acme(cost)
@@ -156,7 +156,7 @@ func TestTicketsReserveTogether(t *testing.T) {
 
 // A tenant's only ticket is granted, and its next one joins in the same call.
 func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
 	st.granted("a1")
 	st.waits("a2")
 	decisions := expect.Got(st.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{st.request("a2"), st.request("a3")}))(t)
@@ -166,7 +166,7 @@ func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
 
 // A reservation joins, and its answer is lost. A server takes the ticket before the call is repeated: it costs once.
 func TestATicketThatWasTakenIsNotChargedByARepeat(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for _, exempt := range []bool{false, true} { // an exempt one joins because of a pause, which then ends
 		lossyClient := redis.NewClient(client.Options())
 		defer lossyClient.Close()
@@ -194,7 +194,7 @@ func TestATicketThatWasTakenIsNotChargedByARepeat(t *testing.T) {
 
 // Many requests reserve by several calls to Redis. If one of them fails, the grants of the others are known.
 func TestAGrantIsKnownIfAnotherCallFails(t *testing.T) {
-	failing := redis.NewClient(limitertest.Redis(t).Options())
+	failing := redis.NewClient(limitertest.RedisClient(t).Options())
 	defer failing.Close()
 	var windows []throttle.Window
 	for i := range 16 { // so that a call has 32 requests

@@ -29,7 +29,7 @@ func TestPausesReachEveryTicket(t *testing.T) {
 	sharded.Shards, other.Name = 4, "other"
 	for name, p := range map[string]throttle.Policy{"shards have changed": sharded, "the policy was removed": other} {
 		t.Run(name, func(t *testing.T) {
-			st := newStory(t, limitertest.Redis(t), policy)
+			st := newStory(t, limitertest.RedisClient(t), policy)
 			st.joins("a1")
 			st.takes("a1")
 			st.pauses("a")
@@ -43,7 +43,7 @@ func TestPausesReachEveryTicket(t *testing.T) {
 	for name, ends := range map[string]bool{"a client learns of its end later": true, "a client learns of it later": false} {
 		t.Run(name, func(t *testing.T) {
 			p := limitertest.Policy(limitertest.SharedWindow(2, m))
-			st := newStory(t, limitertest.Redis(t), p)
+			st := newStory(t, limitertest.RedisClient(t), p)
 			client := limitertest.NewByClock(t, st.client, st.c, p)
 			at := limitertest.At(0)
 			paused, none := throttle.Interventions{At: at, Pauses: []throttle.Pause{{Policy: "p", Tenant: "a", Author: "anna", Cause: "x", Until: at.Add(h)}}}, throttle.Interventions{At: at}
@@ -76,7 +76,7 @@ func TestAPauseChangesNoExemption(t *testing.T) {
 	observes.Observe = true
 	for name, p := range map[string]throttle.Policy{"an exempt tenant": exempt, "a policy that observes": observes} {
 		t.Run(name, func(t *testing.T) {
-			st := newStory(t, limitertest.Redis(t), p)
+			st := newStory(t, limitertest.RedisClient(t), p)
 			at := limitertest.At(0)
 			st.l.SetInterventions(throttle.Interventions{At: at, Pauses: []throttle.Pause{{Policy: "p", Author: "anna", Cause: "x", Until: at.Add(m)}}})
 			st.costs(3).joins("a1", "a2", "a3") // above the limit
@@ -94,7 +94,7 @@ func TestARenamedWindowEndsNoWork(t *testing.T) {
 		w.Name, w.Lease = name, s
 		return limitertest.Policy(w)
 	}
-	l := limitertest.New(t, limitertest.Redis(t), slots("old"))
+	l := limitertest.New(t, limitertest.RedisClient(t), slots("old"))
 	r := throttle.Request{Policy: "p", Tenant: "a"}
 	work := limitertest.Reserve(t, l, r).Reservation.Hold(t.Context())
 	expect.Must(t, l.SetPolicies([]throttle.Policy{slots("new")}))
@@ -120,7 +120,7 @@ func TestARefundAfterAChangeOfRateTakesNobodysUnits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			was, is := w[0], w[1]
 			was.Name, is.Name = "w", "w"
-			st := newStory(t, limitertest.Redis(t), limitertest.Policy(was))
+			st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(was))
 			first := st.costs(10).granted("a1")
 			st.at(map[bool]time.Duration{false: 20 * s, true: m + s}[name == "calendar"]).granted("a2")
 			st.set(limitertest.Policy(is))
@@ -134,7 +134,7 @@ func TestARefundAfterAChangeOfRateTakesNobodysUnits(t *testing.T) {
 func TestScopesGoAndComeBack(t *testing.T) {
 	tenantWindow := throttle.Window{Name: "own", Limit: 1, Period: 10 * s}
 	users := throttle.Window{Name: "users", Limit: 1, Period: 10 * s, Per: []string{"tenant", "user"}}
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(tenantWindow, users))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(tenantWindow, users))
 	st.attributes = map[string]string{"user": "u"}
 	st.granted("a0", "b0")
 	st.waits("a1", "a2", "a3", "a4", "b1")
@@ -150,7 +150,7 @@ func TestScopesGoAndComeBack(t *testing.T) {
 
 // A reset is seen soon, however many others wait at their own limits.
 func TestAResetIsSeenAmongManyTenants(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * h}))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * h}))
 	for i := range 1000 {
 		var requests []throttle.Request
 		for k := range 2 {
@@ -172,7 +172,7 @@ func TestAResetIsSeenAmongManyTenants(t *testing.T) {
 // A tenant's limit that was lowered soon binds also the tickets of clients that learn of it later.
 func TestALowerLimitReachesTicketsOfLateClients(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 5, Period: h}, limitertest.SharedWindow(1, s))
-	st := newStory(t, limitertest.Redis(t), p)
+	st := newStory(t, limitertest.RedisClient(t), p)
 	client := limitertest.NewByClock(t, st.client, st.c, p)
 	p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
 	expect.Must(t, st.l.SetPolicies([]throttle.Policy{p}))

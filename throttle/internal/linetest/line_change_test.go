@@ -345,7 +345,7 @@ func TestWhatIsGivenBackAfterAChangeIsNotThatOfOthers(t *testing.T) {
 
 func TestKeysOfALineVanish(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 2, Period: 7 * s}, limitertest.SharedWindow(3, 10*s))
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for seed := range uint64(9) {
 		random := rand.New(rand.NewPCG(seed, 7))
 		st := newStory(t, client, p)

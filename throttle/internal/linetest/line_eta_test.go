@@ -81,7 +81,7 @@ func TestExpectedStartsAreKept(t *testing.T) {
 
 // MaxWait refuses by the upper bound, Deadline by the lower, and a refusal changes nothing. Both differ.
 func TestTicketsThatWouldStartTooLateAreRefused(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(10, s)))
 	for i, cost := range []int64{9, 1, 9, 1, 9, 1} {
 		st.costs(cost).joins(fmt.Sprint("a", i))
@@ -136,7 +136,7 @@ func anyPolicy(random *rand.Rand, many bool) throttle.Policy {
 // told, if nobody else comes who may go first. A tenant alone knows that when it joins. A start that is
 // told as exact is, also where tenants tie for the rest of a bucket.
 func TestExpectedStartsAreBounds(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for _, c := range []struct {
 		tenants string
 		// Measured by these seeds: bounds may come closer, and not go farther.
@@ -209,7 +209,7 @@ func TestExpectedStartsAreBounds(t *testing.T) {
 // later deadline refuses it. That also holds beyond the ticks that a call gets: where two of these are a weekend
 // apart, and behind a long pause.
 func TestCalendarPromises(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for _, tc := range []struct {
 		resets, now, start string
 		ahead              int
@@ -239,7 +239,7 @@ func TestCalendarPromises(t *testing.T) {
 
 // Grants that another window holds up until shortly before a reset count on both sides of it.
 func TestALatestStartCountsGrantsInAMargin(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(
 		throttle.Window{Name: "own", Algorithm: throttle.AlgorithmFixed, Limit: 5, Period: 6 * s, Margin: 600 * ms},
 		throttle.Window{Name: "tokens", Limit: 3, Period: 5500 * ms, Unit: "tokens", Shared: true},
 	))
@@ -276,7 +276,7 @@ func TestMaxWaitOfWholeTickets(t *testing.T) {
 
 // Without a ticket a request may start once the windows let it, if all who wait leave: only earlier deadlines refuse.
 func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(1, s)))
 	st.granted("a0")
 	st.joins("a1", "b1", "c1")
 	r := st.without("d")
@@ -288,7 +288,7 @@ func TestDeadlinesRefuseRequestsWithoutATicket(t *testing.T) {
 
 // Tenants that are delayed by windows of their own make others expect to wait. But no deadline is missed by that.
 func TestDeadlineOfTicketsBehindThoseDelayedNarrower(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(
 		throttle.Window{Name: "own", Limit: 1, Period: time.Hour}, limitertest.SharedWindow(10, s)))
 	for i := range 40 {
 		st.joinMany("q", fmt.Sprint("t", i), 2)
@@ -310,7 +310,7 @@ func TestDeadlineOfTicketsBehindThoseDelayedNarrower(t *testing.T) {
 
 // A rate that is cut is restored meanwhile: what is told goes by the rate of now, and a deadline by that of then.
 func TestDeadlineWhileTheRateIsCut(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(100, s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(100, s)))
 	for i := range 20 {
 		st.refusedAt(time.Duration(i)*1500*ms, "x1")
 	}
@@ -323,7 +323,7 @@ func TestDeadlineWhileTheRateIsCut(t *testing.T) {
 
 // What goes first, and costs nothing of a unit, holds up nobody there.
 func TestDeadlineBehindOtherUnits(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(
 		throttle.Window{Name: "tokens", Limit: 500, Period: 10 * s, Unit: "tokens"}, limitertest.SharedWindow(100, s)))
 	st.tokens = 100
 	st.granted("a0")
@@ -339,7 +339,7 @@ func TestDeadlineBehindOtherUnits(t *testing.T) {
 
 // Where slots delay tickets, and not limits, they are expected at the rate of the takes.
 func TestExpectedStartsWhereSlotsBind(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1_000_000, s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(1_000_000, s)))
 	st.joinMany("q", "a", 200)
 	for now := time.Duration(0); now <= 2*s; now += 100 * ms {
 		expect.Equal(t, len(st.at(now).take(5)), 5, now)
@@ -363,7 +363,7 @@ func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 
 // While a tenant waits, the others take their shares by weight, and a ticket more.
 func TestExpectedStartsCountTheSharesOfOthers(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"c": 2}, limitertest.SharedWindow(2, 10*s)))
+	st := newStory(t, limitertest.RedisClient(t), weighted(map[string]float64{"c": 2}, limitertest.SharedWindow(2, 10*s)))
 	st.granted("a1", "a2")
 	st.joinMany("q", "a", 40)
 	st.joins("b1", "b2", "b3")

@@ -15,7 +15,7 @@ import (
 // At a shared window tenants share by weight while several wait. One that comes later has no credit
 // for the time before. What one does not use, the others do.
 func TestSharesOfAWindow(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"d": 2, "e": 0.25}, limitertest.SharedWindow(50, s)))
+	st := newStory(t, limitertest.RedisClient(t), weighted(map[string]float64{"d": 2, "e": 0.25}, limitertest.SharedWindow(50, s)))
 	st.joinMany("q", "a", 700)
 	expect.Equal(t, st.shares(200, 16, "q")["a"], 200)
 	st.joinMany("q", "b", 400)
@@ -29,7 +29,7 @@ func TestSharesOfAWindow(t *testing.T) {
 
 // Where no window binds, handler slots are shared in the same way.
 func TestSharesOfSlots(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	tenantWindow := throttle.Window{Name: "own", Limit: 1e6, Period: s}
 	for name, windows := range map[string][]throttle.Window{"own": {tenantWindow}, "shared": {tenantWindow, limitertest.SharedWindow(1e6, s)}} {
 		for _, most := range []int{1, 16} {
@@ -49,7 +49,7 @@ func TestSharesOfSlots(t *testing.T) {
 // Weights hold however small a part of a window a ticket takes.
 func TestSharesOfAHugeWindow(t *testing.T) {
 	weights := map[string]float64{"a": 10, "b": 100, "c": 1000}
-	st := newStory(t, limitertest.Redis(t), weighted(weights, limitertest.SharedWindow(throttle.MaxLimit, s)))
+	st := newStory(t, limitertest.RedisClient(t), weighted(weights, limitertest.SharedWindow(throttle.MaxLimit, s)))
 	for tenant := range weights {
 		st.joinMany("q", tenant, 1200)
 	}
@@ -58,7 +58,7 @@ func TestSharesOfAHugeWindow(t *testing.T) {
 
 // A ticket that is put back goes before those that joined later, however its tenant's tag was rounded.
 func TestAnEqualTenantDoesNotPassWhatIsPutBack(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(7, s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(7, s)))
 	for i := range 40 {
 		st.joins(fmt.Sprint("a", i), fmt.Sprint("b", i))
 	}
@@ -73,7 +73,7 @@ func TestAnEqualTenantDoesNotPassWhatIsPutBack(t *testing.T) {
 
 // Only a taken ticket moves its tenant's tag. So the refund of what Reserve granted moves none back.
 func TestARefundOfAReservationEarnsNoTurns(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(40, h)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(40, h)))
 	var held []throttle.TakenTicket
 	for range 40 {
 		held = append(held, throttle.TakenTicket{Ticket: limitertest.Ticket("a"), Decision: st.granted("a")})
@@ -92,7 +92,7 @@ func TestARefundOfAReservationEarnsNoTurns(t *testing.T) {
 
 // Weights hold in each queue, independently of other queues.
 func TestSharesOfQueues(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"b": 3}, limitertest.SharedWindow(40, s)))
+	st := newStory(t, limitertest.RedisClient(t), weighted(map[string]float64{"b": 3}, limitertest.SharedWindow(40, s)))
 	for _, queue := range []string{"q1", "q2"} {
 		st.joinMany(queue, "a", 400)
 		st.joinMany(queue, "b", 400)
@@ -106,7 +106,7 @@ func TestSharesOfQueues(t *testing.T) {
 // Shares are kept at every moment, whatever tickets cost.
 func TestFairAtEveryMoment(t *testing.T) {
 	weights := map[string]float64{"a": 1, "b": 3, "c": 0.5, "d": 1}
-	st := newStory(t, limitertest.Redis(t), weighted(weights, limitertest.SharedWindow(20, s)))
+	st := newStory(t, limitertest.RedisClient(t), weighted(weights, limitertest.SharedWindow(20, s)))
 	random := rand.New(rand.NewPCG(5, 6))
 	const largest = 6
 	left := map[string]int{}
@@ -134,7 +134,7 @@ func TestFairAtEveryMoment(t *testing.T) {
 
 // A tenant with many users, or in many regions, has one share.
 func TestSharesOfATenantWithManyFlows(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for name, other := range map[string]throttle.Window{
 		"nested":   {Name: "user", Limit: 30, Period: s, Per: []string{"tenant", "user"}},
 		"crossing": {Name: "region", Limit: 30, Period: s, Per: []string{"region"}},
@@ -156,7 +156,7 @@ func TestSharesOfATenantWithManyFlows(t *testing.T) {
 // A grant moves the tag of all flows of its tenant. Nevertheless a take gets as many tickets as of one flow, in the
 // order in which these came, and the other tenant has its share.
 func TestTakesOfATenantWithManyFlows(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for _, per := range [][]string{{"tenant", "user"}, {"user"}} {
 		st := newStory(t, client, limitertest.Policy(
 			throttle.Window{Name: "user", Limit: 100, Period: s, Per: per}, limitertest.SharedWindow(1e6, s)))
@@ -183,7 +183,7 @@ func TestTakesOfATenantWithManyFlows(t *testing.T) {
 func TestOtherAttributesCountForAWhile(t *testing.T) {
 	shared, tenantWindow := limitertest.SharedWindow(2, 10*s), throttle.Window{Name: "own", Limit: 1000, Period: s}
 	byUser := throttle.Window{Name: "user", Limit: 1000, Period: s, Per: []string{"tenant", "user"}}
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(shared))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(shared))
 	st.joins("a1", "a2", "a3", "a4", "a5")
 	st.set(limitertest.Policy(tenantWindow, shared))
 	st.joins("a6", "a7", "a8", "b1", "b2")
@@ -200,7 +200,7 @@ func TestOtherAttributesCountForAWhile(t *testing.T) {
 
 // What a tenant was ahead by when it left is kept until the others have caught up, and no longer.
 func TestTagsOfTenantsThatLeft(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for name, windows := range map[string][]throttle.Window{
 		"one scope":    {limitertest.SharedWindow(10, s)},
 		"three scopes": {limitertest.SharedWindow(10, s), {Name: "region", Limit: 100, Period: s, Per: []string{"region"}}},

@@ -18,7 +18,7 @@ const spacing = 7 * ms // of appointments
 // Up to 285 idle servers together ask the line every 7 ms, and again after a take that got all that it asked for. A
 // ticket that is due is taken at the next of these times. Each asks within two seconds.
 func TestAppointments(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	const tickets, again = 20, 500 * us
 	for _, servers := range []int{1, 7, 300} {
 		st := newStory(t, client, limitertest.Policy(limitertest.SharedWindow(1, 100*ms)))
@@ -147,7 +147,7 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := limitertest.Policy(tc.windows...)
 			f := &fleet{random: rand.New(rand.NewPCG(1, 2))}
-			f.st = newStory(t, limitertest.Redis(t), p)
+			f.st = newStory(t, limitertest.RedisClient(t), p)
 			f.Clock = f.st.c
 			for range 5 {
 				f.asleep = append(f.asleep, &fleetServer{st: f.st.server(), free: 8, asksAt: -1})
@@ -182,7 +182,7 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 // After a limit has changed, a take looks at as many tenants as ever, however many wait at their nodes, and further
 // ones at the rest.
 func TestATakeLooksAtSoManyWhateverHasChanged(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	tenantWindow := throttle.Window{Name: "own", Limit: 1, Period: h}
 	tenants := []int{200, 1200}
 	if os.Getenv("SLUICE_LONG") != "" {

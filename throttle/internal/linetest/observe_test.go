@@ -240,7 +240,7 @@ func TestAPolicyBeginsToObserve(t *testing.T) {
 	enforces := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}, limitertest.Slots(2))
 	observes := enforces
 	observes.Observe = true
-	st := newStory(t, limitertest.Redis(t), enforces)
+	st := newStory(t, limitertest.RedisClient(t), enforces)
 	st.granted("a0", "b0")
 	st.waits("a1", "a2", "b1")
 	st.at(s).takes()

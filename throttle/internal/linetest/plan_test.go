@@ -44,7 +44,7 @@ func TestPlansComeTrue(t *testing.T) {
 		}
 		for _, class := range classes {
 			t.Run(name+"/"+string(class), func(t *testing.T) {
-				client := limitertest.Redis(t)
+				client := limitertest.RedisClient(t)
 				st := newStory(t, client, p)
 				st.at(3*h).joinMany("q", "t3", 20)
 				st.joinMany("q", "else", 30)
@@ -145,7 +145,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.Name, w.Shared = "all", true
-			st := newStory(t, limitertest.Redis(t), limitertest.Policy(w))
+			st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(w))
 			r := requestOf("a")
 			r.Cost = map[string]int64{throttle.Requests: max(1, w.Limit/100)}
 			for i := int64(0); i < min(w.Limit, 100); i++ {
@@ -160,7 +160,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 	}
 	t.Run("fixed, with a margin", func(t *testing.T) {
 		w := throttle.Window{Name: "all", Algorithm: throttle.AlgorithmFixed, Limit: 9, Period: 20 * s, Margin: 5 * s}
-		st := newStory(t, limitertest.Redis(t), limitertest.Policy(w))
+		st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(w))
 		st.at(5 * s).granted("a1")
 		got := st.plan(inspect.PlanOptions{}, demand("a", 9, ""))
 		expect.That(t, got.Expected == limitertest.At(25*s) && got.Binds == "all", got)
@@ -171,7 +171,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 	t.Run("concurrency", func(t *testing.T) {
 		slots := limitertest.Slots(2)
 		slots.Lease = 2 * s // which holders renew
-		st := newStory(t, limitertest.Redis(t), limitertest.Policy(slots))
+		st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(slots))
 		st.granted("a1", "a2")
 		d := demand("a", 1, "")
 		d.Hold = m // so long the others hold theirs: they end evenly until then
@@ -180,14 +180,14 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 	t.Run("what if, for a tenant with another burst", func(t *testing.T) {
 		p := limitertest.Policy(throttle.Window{Name: "own", Algorithm: throttle.AlgorithmGCRA, Limit: 10, Period: 10 * s})
 		p.Tenants = map[string]throttle.Tenant{"b": {Windows: map[string]throttle.Override{"own": {Burst: 5}}}}
-		st := newStory(t, limitertest.Redis(t), p)
+		st := newStory(t, limitertest.RedisClient(t), p)
 		got := st.plan(inspect.PlanOptions{Limits: map[string]int64{"own": 100}}, demand("b", 105, ""))
 		expect.Equal(t, got.Expected, limitertest.At(10*s))
 	})
 	t.Run("pauses", func(t *testing.T) {
 		p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
 		p.UpstreamShared = true
-		st := newStory(t, limitertest.Redis(t), p)
+		st := newStory(t, limitertest.RedisClient(t), p)
 		st.pause(st.granted("a1").Reservation, 5*s)
 		st.pauses("b") // for an hour
 		got := st.plan(inspect.PlanOptions{}, demand("a", 1, ""), demand("b", 1, "")).Tenants
@@ -196,12 +196,12 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 	t.Run("a pause of an exempt tenant", func(t *testing.T) {
 		p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: m})
 		p.Tenants = map[string]throttle.Tenant{"b": {Exempt: true}}
-		st := newStory(t, limitertest.Redis(t), p)
+		st := newStory(t, limitertest.RedisClient(t), p)
 		st.pauses("b") // for an hour
 		expect.Equal(t, st.plan(inspect.PlanOptions{}, demand("b", 60, "")).Expected, limitertest.At(h))
 	})
 	t.Run("weights at a huge window", func(t *testing.T) {
-		st := newStory(t, limitertest.Redis(t), weighted(map[string]float64{"a": 10, "b": 1000}, limitertest.SharedWindow(1e12, s)))
+		st := newStory(t, limitertest.RedisClient(t), weighted(map[string]float64{"a": 10, "b": 1000}, limitertest.SharedWindow(1e12, s)))
 		a, b := demand("a", 10, ""), demand("b", 1000, "")
 		a.Hold, b.Hold = s, s
 		snapshot := expect.Got(inspect.Of(st.l).Snapshot(t.Context(), []inspect.Demand{a, b}, inspect.Slots{Count: 1, Queues: []string{"q"}}))(t)
@@ -209,7 +209,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 		expect.That(t, got[1].Tenant == "a" && got[1].Expected.Sub(limitertest.At(0)) > 800*s, got)
 	})
 	t.Run("what the upstream has left", func(t *testing.T) {
-		st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
+		st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(10, 10*s)))
 		st.remaining(st.granted("a1").Reservation, 3, h)
 		got := st.plan(inspect.PlanOptions{Deadline: limitertest.At(0)}, demand("a", 13, ""))
 		expect.That(t, got.Late == 10 && got.Expected == limitertest.At(h) && got.Binds == "shared", got)
@@ -218,7 +218,7 @@ func TestPlansStartFromWhatWindowsHaveCounted(t *testing.T) {
 
 // A batch gets its share of a limit from its beginning, whether live tickets wait in one queue or in several.
 func TestABatchIsPlannedToGetItsShare(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for _, queues := range [][]string{{"a"}, {"a", "b"}} {
 		p := limitertest.Policy(limitertest.Slots(10))
 		p.BatchShare = 0.2
@@ -235,7 +235,7 @@ func TestABatchIsPlannedToGetItsShare(t *testing.T) {
 
 // Tenants take turns, however many flows they have.
 func TestTenantsArePlannedToTakeTurns(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.Slots(1), throttle.Window{Name: "user", Limit: 9, Period: s, Per: []string{"user"}}))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.Slots(1), throttle.Window{Name: "user", Limit: 9, Period: s, Per: []string{"user"}}))
 	var demands []inspect.Demand
 	for i, n := range []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 5} {
 		d := demand([]string{"many", "one"}[i/9], n, "")
@@ -248,7 +248,7 @@ func TestTenantsArePlannedToTakeTurns(t *testing.T) {
 
 // Tickets that wait for slots hold up the queues of these slots, in all lines, and no others.
 func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for also, want := range map[string][2]time.Duration{"beside": {40 * s, 10 * s}, "free": {70 * s, 80 * s}} {
 		other := limitertest.Policy(limitertest.Slots(5))
 		other.Name = "other"
@@ -274,7 +274,7 @@ func TestQueuesWithoutSlotsHoldUpNoOther(t *testing.T) {
 
 // A plan of more than anybody waits for ends with its context.
 func TestAPlanEndsWithItsContext(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(10, s)))
 	ctx, cancel := context.WithCancel(t.Context())
 	opens := func(t time.Time) time.Time { cancel(); return t }
 	snapshot := expect.Got(inspect.Of(st.l).Snapshot(ctx, []inspect.Demand{demand("a", math.MaxInt, "")}))(t)

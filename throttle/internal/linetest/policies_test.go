@@ -13,7 +13,7 @@ import (
 // What is removed goes on being taken from until its line is empty.
 func TestRemovedPolicies(t *testing.T) {
 	keep := throttle.Policy{Name: "keep", Windows: []throttle.Window{{Name: "w", Limit: 1, Period: s}}}
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(1, 10*s)))
 	d := st.granted("a1")
 	st.waits("a2", "a3")
 	check := func(want ...string) {
@@ -43,7 +43,7 @@ func TestRemovedPolicies(t *testing.T) {
 func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s}, limitertest.SharedWindow(100, 10*s))
 	p.Tenants = map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}
-	st := newStory(t, limitertest.Redis(t), p)
+	st := newStory(t, limitertest.RedisClient(t), p)
 	st.granted("a0")
 	st.waits("a1", "a2", "a3", "a4")
 	p.Windows[0].Limit = 5 // a has its own limit, though it was the same
@@ -66,7 +66,7 @@ func TestTenantsChangeWhileTheirTicketsWait(t *testing.T) {
 
 // All that a limiter hands out is the caller's to change.
 func TestNothingThatIsHandedOutIsLive(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	p := throttle.Policy{
 		Name: "p", Match: []string{"http:*"}, Windows: []throttle.Window{{Name: "w", Limit: 5, Period: m, Per: []string{"tenant", "user"}}},
 		Tenants: map[string]throttle.Tenant{"a": {Windows: map[string]throttle.Override{"w": {Limit: 2}}}},
@@ -97,7 +97,7 @@ func TestNothingThatIsHandedOutIsLive(t *testing.T) {
 
 // While the clock is behind, each ticket of a take is granted at the time of the windows, and given back from there.
 func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(5, 10*s)))
 	st.at(20 * s).granted("a0")
 	st.at(15*s).joins("a1", "a2", "a3")
 	st.takes("a1", "a2", "a3")
@@ -112,7 +112,7 @@ func TestRefundOfWhatWasTakenWhileTheClockIsBehind(t *testing.T) {
 
 // A reset empties what it is asked for, and what waits behind it starts.
 func TestAResetLetsGoWhatWaits(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(
 		throttle.Window{Name: "own", Limit: 1, Period: h},
 		throttle.Window{Name: "users", Limit: 2, Period: h, Per: []string{"tenant", "user"}},
 		throttle.Window{Name: "all", Limit: 5, Period: h, Shared: true},

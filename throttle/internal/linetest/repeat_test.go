@@ -18,7 +18,7 @@ import (
 // The keys of a line are the same after every step if each call is repeated: no unit is charged twice.
 func TestLineWithEveryCallRepeated(t *testing.T) {
 	windows := []throttle.Window{{Name: "own", Limit: 3, Period: 7 * s}, {Name: "all", Limit: 4, Period: 5 * s, Shared: true}}
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	repeating := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: 1})
 	t.Cleanup(func() { repeating.Close() })
 	other := redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: 1})

@@ -95,7 +95,7 @@ func TestWhatWasAddedIsGivenBack(t *testing.T) {
 
 // What several settles added is given back as if the first had added all: nothing of others, granted later, is.
 func TestOthersKeepWhatIsCounted(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(tokens(1000, m)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(tokens(1000, m)))
 	ofTokens := func(units int64) throttle.Request {
 		return throttle.Request{Policy: "p", Tenant: "a", Cost: map[string]int64{"tokens": units}}
 	}
@@ -149,7 +149,7 @@ func TestCorrectionsBesideALine(t *testing.T) {
 
 // A late renewal does not take again what was released, with any lease.
 func TestReleasedIsRememberedForALease(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	w := limitertest.Slots(1)
 	w.Lease = h
 	d := limitertest.Reserve(t, limitertest.New(t, client, limitertest.Policy(w)), limitertest.Acme(1))

@@ -68,7 +68,7 @@ func TestSimulateAnswersWhatIf(t *testing.T) {
 // What operators have put in force for a tenant hides no variant of it.
 func TestSimulateReplacesAnOverride(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: 10 * s})
-	st := newStory(t, limitertest.Redis(t), p)
+	st := newStory(t, limitertest.RedisClient(t), p)
 	override := throttle.TenantOverride{Policy: p.Name, Tenant: "a", Until: time.Now().Add(24 * 365 * time.Hour),
 		Windows: map[string]throttle.Override{"own": {Limit: 2}}}
 	st.l.SetInterventions(throttle.Interventions{At: time.Now(), Overrides: []throttle.TenantOverride{override}})
@@ -87,7 +87,7 @@ func TestSimulateReplacesAnOverride(t *testing.T) {
 // A few tickets that cost more delay all by what they cost.
 func TestSimulationsCountWhatTicketsCostOnAverage(t *testing.T) {
 	p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
-	st := newStory(t, limitertest.Redis(t), p)
+	st := newStory(t, limitertest.RedisClient(t), p)
 	st.joinMany("q", "a", 90)
 	st.costs(2).joins("a-1", "a-2", "a-3")
 	simulated, _, err := inspect.Of(st.l).Simulate(t.Context(), p)
@@ -99,7 +99,7 @@ func TestSimulationsCountWhatTicketsCostOnAverage(t *testing.T) {
 // A tenant that its upstream or an operator has paused starts after the pause. An exempt one does not wait for its upstream.
 func TestSimulationsKnowPauses(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s})
-	st := newStory(t, limitertest.Redis(t), p)
+	st := newStory(t, limitertest.RedisClient(t), p)
 	st.joins("a1", "b1", "c1", "d1")
 	st.pauseOf("a", 5*m).pauseOf("d", 5*m)
 	st.pauses("b") // for an hour

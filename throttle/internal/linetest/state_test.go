@@ -75,8 +75,7 @@ func TestStateTellsWhoWaits(t *testing.T) {
 
 // Pages tell of every tenant once, and a page costs the same however many wait.
 func TestAPageOfTheStateCostsTheSame(t *testing.T) {
-	t.Parallel()
-	client := throttletest.Client(t, throttletest.Redis(t))
+	client := limitertest.RedisClient(t)
 	l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: h}, limitertest.SharedWindow(1, h)))
 	const limit = 40
 	waiting, costs := 0, []int{}
@@ -124,7 +123,7 @@ func calls(t *testing.T, client *redis.Client) (n int) {
 
 // A tenant is told of once for each combination of attributes, and a call that waits in place too.
 func TestStateTellsAttributesApart(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	l := limitertest.New(t, client, limitertest.Policy(throttle.Window{Name: "each", Limit: 1, Period: h, Per: []string{"tenant", "user"}}, limitertest.SharedWindow(100, h)))
 	for i, user := range []string{"bob", "bob", "eve", "bob"} {
 		r := throttle.Request{Policy: "p", Tenant: "acme", Attributes: map[string]string{"user": user}, Ticket: limitertest.Ticket(fmt.Sprint(i))}
@@ -211,7 +210,7 @@ func TestStateOfAnExemptTenantThatIsPaused(t *testing.T) {
 		t.Run(fmt.Sprint("observe ", observe), func(t *testing.T) {
 			p := limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s})
 			p.Observe, p.Tenants = observe, map[string]throttle.Tenant{"b": {Exempt: true}}
-			st := newStory(t, limitertest.Redis(t), p)
+			st := newStory(t, limitertest.RedisClient(t), p)
 			st.pause(st.l.Attach(throttle.Reservation{Request: st.request("b1")}), h)
 			b := state(t, st.l, inspect.Query{Tenant: "b"}).Tenants[0]
 			expect.That(t, b.Exempt && b.Pause == nil, "the upstream's pause stops it:", b)
@@ -234,7 +233,7 @@ func TestStateRefusesWhatCannotBe(t *testing.T) {
 
 // An explanation says which window denies, and the ticket's position.
 func TestExplainSaysWhyATicketWaits(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 3, Period: 60 * s}, limitertest.SharedWindow(4, 20*s)))
 	st.granted("a1", "a2", "a3", "b1")
 	st.at(s).joins("a4", "b2", "c1")
 	decision := st.joins("c2")
@@ -281,7 +280,7 @@ func TestStateHasOneFormAsJSON(t *testing.T) {
 func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
 	p := limitertest.Policy(limitertest.SharedWindow(10, 10*s))
 	p.UpstreamShared = true
-	st := newStory(t, limitertest.Redis(t), p)
+	st := newStory(t, limitertest.RedisClient(t), p)
 	d := st.granted("a1")
 	st.at(s).remaining(d.Reservation, 2, m)
 	st.granted("a2", "a3")
@@ -297,7 +296,7 @@ func TestWhatBindsBesideTheWindowsIsNamed(t *testing.T) {
 
 // A tenant that waits all the time comes on a page, whichever of its flows leave meanwhile.
 func TestPagesLeaveNoTenantOut(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, h)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(1, h)))
 	const n = 400
 	var all []throttle.Request
 	for i := range n {

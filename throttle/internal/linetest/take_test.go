@@ -19,7 +19,7 @@ import (
 
 // The reply of a take is lost, again and again: its tickets come with the next one, and are charged once.
 func TestATakeWhoseReplyIsLost(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	p := limitertest.NewLossyProxy(t, client.Options().Addr)
 	through := redis.NewClient(&redis.Options{Addr: p.Addr, MaxRetries: -1})
 	defer through.Close()
@@ -49,7 +49,7 @@ func TestATakeWhoseReplyIsLost(t *testing.T) {
 }
 
 func TestATakeThatNobodyAcknowledges(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 	other := limitertest.NewByClock(t, st.client, st.c, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 	st.joins("a1", "a2", "a3", "a4", "a5", "a6")
 	st.takes("a1", "a2") // and the process is gone
@@ -68,7 +68,7 @@ func TestATakeThatNobodyAcknowledges(t *testing.T) {
 // A copy of a take comes late, as from a proxy: after its own reply, with tickets or without, after an
 // acknowledgement, and after a later take. It takes nothing.
 func TestALateCopyOfATakeTakesNothing(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(100, h)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(100, h)))
 	through := throttletest.Client(t, st.client.Options().Addr)
 	var last []any
 	through.AddHook(hooktest.Hook(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
@@ -98,7 +98,7 @@ func TestALateCopyOfATakeTakesNothing(t *testing.T) {
 
 // What was taken and not acknowledged is remembered as long as the line: see TestATakeThatNobodyAcknowledges.
 func TestATakeIsRememberedWhileItHoldsTickets(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	l := limitertest.New(t, client, limitertest.Policy(limitertest.SharedWindow(2, 10*s)))
 	for _, ticket := range []string{"1", "2", "3"} {
 		r := limitertest.Acme(1)
@@ -210,7 +210,7 @@ func TestWhatWasTaken(t *testing.T) {
 
 // Tickets lists all that wait, whatever their names, without calls that wait in place.
 func TestTicketsOfALine(t *testing.T) {
-	l := limitertest.New(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, h)))
+	l := limitertest.New(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(1, h)))
 	line, waiting := l.Line("p"), map[throttle.Ticket]bool{}
 	var requests []throttle.Request
 	for i := range 700 {
@@ -250,7 +250,7 @@ func TestTicketsOfALine(t *testing.T) {
 
 // Only the line that a ticket was taken from has its position and its units.
 func TestATicketGoesBackToItsOwnLine(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	p := limitertest.Policy(limitertest.SharedWindow(4, h))
 	other := p.WithDefaults()
 	other.Name = "other"
@@ -266,7 +266,7 @@ func TestATicketGoesBackToItsOwnLine(t *testing.T) {
 
 // Work that was refused, and joined again, has waited since it joined first, also after it is put back.
 func TestAPutBackTicketHasWaitedSinceItJoinedFirst(t *testing.T) {
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(limitertest.SharedWindow(1, s)))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(limitertest.SharedWindow(1, s)))
 	r := st.at(10 * s).request("a1")
 	r.Since = limitertest.At(4 * s)
 	limitertest.Join(t, st.l, r)
@@ -282,7 +282,7 @@ func TestManyLostTakesArePutBack(t *testing.T) {
 		name := fmt.Sprint("x", i)
 		windows = append(windows, throttle.Window{Name: name, Limit: 1000, Period: m, Per: []string{name}})
 	}
-	st := newStory(t, limitertest.Redis(t), limitertest.Policy(windows...))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(windows...))
 	for n := range 256 {
 		st.attributes = map[string]string{}
 		for _, w := range windows {

@@ -187,7 +187,7 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 // A small ticket does not pass a larger one of the same server that goes first and has no room: both
 // queues get as much of a tenant's window, and of a shared one.
 func TestNoTicketPassesALargerOneOfTheSameServer(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for name, w := range map[string]throttle.Window{"own": {Name: "own", Limit: 4, Period: s}, "shared": limitertest.SharedWindow(4, s)} {
 		st := newStory(t, client, limitertest.Policy(w))
 		st.joinMany("one", "a", 100)
@@ -201,7 +201,7 @@ func TestNoTicketPassesALargerOneOfTheSameServer(t *testing.T) {
 
 // While three queues of a server wait, each gets its part of every window by its priority.
 func TestPrioritiesHoldInEveryWindow(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	for _, c := range []struct {
 		shared  bool
 		tenants int

@@ -133,7 +133,7 @@ func TestReportsOfTheUpstream(t *testing.T) {
 
 // Nothing of a pause, or what is left, stays behind.
 func TestReportsOfTheUpstreamLeaveNothing(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	p := limitertest.Policy(limitertest.SharedWindow(10, time.Second))
 	p.KeepRate = true
 	d := limitertest.Reserve(t, limitertest.New(t, client, p), requestOf("a"))
@@ -178,7 +178,7 @@ func TestReportsOfTheUpstreamAreChecked(t *testing.T) {
 func TestAPauseIsTheReason(t *testing.T) {
 	p := limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, limitertest.SharedWindow(10, 10*s))
 	p.UpstreamShared, p.MaxPause, p.KeepRate = true, 10*m, true
-	st := newStory(t, limitertest.Redis(t), p)
+	st := newStory(t, limitertest.RedisClient(t), p)
 	pause := func(tenant string, d, want time.Duration) {
 		t.Helper()
 		r := st.l.Attach(throttle.Reservation{Request: requestOf(tenant)})
@@ -219,7 +219,7 @@ func TestAPauseIsTheReason(t *testing.T) {
 func TestARefundAddsNothingToWhatTheUpstreamHasLeft(t *testing.T) {
 	p := limitertest.Policy(limitertest.SharedWindow(100, h))
 	p.Tenants, p.UpstreamShared = map[string]throttle.Tenant{"e": {Exempt: true}}, true
-	st := newStory(t, limitertest.Redis(t), p)
+	st := newStory(t, limitertest.RedisClient(t), p)
 	st.remaining(st.granted("a1").Reservation, 0, h).pass(s)
 	expect.Must(t, expect.ErrOf(limitertest.Reserve(t, st.l, requestOf("e")).Reservation.Cancel(t.Context())))
 	expect.Equal(t, limitertest.Peek(t, st.l, requestOf("b")).Remaining.Units, 0)
@@ -227,7 +227,7 @@ func TestARefundAddsNothingToWhatTheUpstreamHasLeft(t *testing.T) {
 
 // A pause whose reply was lost began all the same.
 func TestAPauseWhoseReplyWasLostBegan(t *testing.T) {
-	repeating := throttletest.Client(t, limitertest.Redis(t).Options().Addr)
+	repeating := throttletest.Client(t, limitertest.RedisClient(t).Options().Addr)
 	repeating.AddHook(hooktest.Hook(hooktest.Twice))
 	p := limitertest.Policy(limitertest.SharedWindow(10, s))
 	p.KeepRate = true

@@ -12,15 +12,13 @@ import (
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/limitertest"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 )
 
 // Every ticket that fits is taken: a second look at every node finds no ticket that the first has missed. Of any two
 // scopes one contains the other. Where two cross, as [tenant] and [region] do, a grant may move the obstacle of a
 // first ticket to another node. Tickets behind it wait until the node is due (docs/explanation/line.md).
 func TestEveryTicketThatFitsIsTaken(t *testing.T) {
-	t.Parallel()
-	client := throttletest.Client(t, throttletest.Redis(t))
+	client := limitertest.RedisClient(t)
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := t.Context()
 		expect.Must(t, client.FlushDB(ctx).Err())

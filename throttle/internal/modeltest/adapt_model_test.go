@@ -102,7 +102,7 @@ func (m *adaptModel) refused(now, at, retryAfter float64) float64 {
 
 // The scripts adapt as the simulated model does, whatever is granted and refused when.
 func TestLuaAdaptsAsTheModel(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	rapid.Check(t, func(t *rapid.T) {
 		expect.Must(t, client.FlushDB(t.Context()).Err())
 		period := rapid.SampledFrom([]time.Duration{time.Second, 2050 * time.Millisecond, 100 * time.Second, time.Hour}).Draw(t, "period")

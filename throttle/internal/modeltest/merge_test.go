@@ -15,7 +15,7 @@ import (
 // of the period at most: never over, and never denied for longer than that.
 func TestHundredsOfGrantsAreMerged(t *testing.T) {
 	w := limitertest.Policy(throttle.Window{Name: "w", Limit: 600, Period: 1024 * s}).WithDefaults().Windows[0]
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	l, c := limitertest.NewWithClock(t, client, limitertest.Policy(w))
 	random := rand.New(rand.NewPCG(1, 2))
 	var log []*grantEvent

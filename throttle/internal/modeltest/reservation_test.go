@@ -30,7 +30,7 @@ type part struct {
 // released or cancelled. Tokens count for a period from when they were granted, or added by a settle
 // that is not given back. After several settles added to a reservation more count, but never fewer.
 func TestReservationsCountWhatTheyHold(t *testing.T) {
-	client := limitertest.Redis(t)
+	client := limitertest.RedisClient(t)
 	rapid.Check(t, func(t *rapid.T) {
 		for range 6 {
 			expect.Must(t, client.FlushAll(t.Context()).Err())

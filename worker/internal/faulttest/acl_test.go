@@ -156,9 +156,7 @@ func follows(s *sitetest.Site) {
 
 // A ping asks both Redises. A refused user of the limiter's is logged as such, and work goes on once it is let in.
 func TestARefusedUserIsTold(t *testing.T) {
-	t.Parallel()
-	admin := throttletest.Client(t, throttletest.Redis(t))
-	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), sitetest.Policy(100, time.Hour))
+	s, admin := sitetest.OnRedis(t, sitetest.Policy(100, time.Hour)), throttletest.Client(t, throttletest.Redis(t))
 	expect.Must(t, admin.Do(t.Context(), "acl", "setuser", "half", "on", "nopass", "~*", "+@all", "-set").Err())
 	limits := redis.NewClient(&redis.Options{Addr: admin.Options().Addr, Username: "half", Password: "any"})
 	defer limits.Close()

@@ -46,14 +46,13 @@ func TestAnEnqueueWaitsForASilentLimiterOnce(t *testing.T) {
 		} {
 			t.Run(name+" "+timeout.String(), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := sitetest.NewInBubble(t)
+					s := sitetest.NewInBubble(t, sitetest.Policy(1, time.Hour))
 					down := redis.NewClient(&redis.Options{
 						Dialer:                   func(context.Context, string, string) (net.Conn, error) { return dial() },
 						MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 					})
 					defer down.Close()
-					limiter := expect.Got(throttle.New(throttle.Config{Client: down, Policies: []throttle.Policy{sitetest.Policy(1, time.Hour)}}))(t)
-					client := expect.Got(worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: limiter, LimiterTimeout: timeout}))(t)
+					client := expect.Got(worker.NewClient(s.Asynq, worker.ClientConfig{Limiter: s.LimiterOn(down), LimiterTimeout: timeout}))(t)
 					defer client.Close()
 					begun := time.Now()
 					for range 100 {
@@ -168,13 +167,12 @@ func TestACallThatEndsWhileItStoresLosesNothing(t *testing.T) {
 
 // A client whose call ends after the task was stored has enqueued it.
 func TestACallThatEndsWhileItJoinsHasEnqueued(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Shared(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		fault := &sitetest.Fault{Is: sitetest.WithArg("sluice:{api}:q"), Meanwhile: cancel, Err: context.Canceled}
-		client := s.Client(s.AnotherLimiter(hooktest.Hook(fault.See)))
-		info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut")))
-		expect.That(t, err == nil && info.State == asynq.TaskStatePending && s.Task("cut").State == asynq.TaskStatePending,
-			info, err, s.Task("cut").State)
-	})
+	s := sitetest.OnRedis(t, sitetest.Shared(1, time.Hour))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	fault := &sitetest.Fault{Is: sitetest.WithArg("sluice:{api}:q"), Meanwhile: cancel, Err: context.Canceled}
+	client := s.Client(s.AnotherLimiter(hooktest.Hook(fault.See)))
+	info, err := client.EnqueueContext(ctx, sitetest.AcmeTask(asynq.TaskID("cut")))
+	expect.That(t, err == nil && info.State == asynq.TaskStatePending && s.Task("cut").State == asynq.TaskStatePending,
+		info, err, s.Task("cut").State)
 }

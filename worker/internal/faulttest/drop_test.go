@@ -11,7 +11,6 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -19,8 +18,7 @@ import (
 // Tens of thousands of tasks are dropped in seconds. A drop that is interrupted tells how many it has dropped,
 // and the next one drops the rest. No ticket has left the line whose task waits.
 func TestADropOfManyTasks(t *testing.T) {
-	t.Parallel()
-	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), sitetest.Shared(20, time.Second))
+	s := sitetest.OnRedis(t, sitetest.Shared(20, time.Second))
 	c, tasks := s.Client(s.Limiter), make([]*asynq.Task, 5000)
 	for i := range tasks {
 		tasks[i] = worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)

@@ -18,33 +18,32 @@ import (
 
 // The limiter's Redis goes away, and asynq's does not: nothing runs, nothing is lost.
 func TestFailsClosedWithoutTheLimitersRedis(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		var proxy sitetest.BreakableProxy
-		s.Limiter = s.LimiterThrough(&proxy)
-		proxy.Cut()
-		ids := []string{"a", "b", "c"}
-		for _, id := range ids {
-			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
-		}
-		s.Serve(s.Ok)
-		for _, id := range ids {
-			s.Wait("it is requeued", func() bool {
-				task := s.Task(id)
-				return task.State == asynq.TaskStateScheduled && strings.HasPrefix(task.LastErr, "throttled: api, tenant acme, ") &&
-					strings.Contains(task.LastErr, ": throttle: redis is unavailable: ") && task.Retried == 0
-			})
-		}
-		expect.That(t, len(s.Runs()) == 0, "ran unthrottled:", s.Runs())
-		proxy.Mend()
-		for _, id := range ids {
-			s.Inspector.RunTask("default", id) // unless it has run already
-		}
-		s.WaitGone(ids...)
-		expect.That(t, len(s.Runs()) == 3, "ran", s.Runs(), ", want each once")
-		s.WantCounters(sitetest.Counters{Processed: 3})
-		s.WantReported(nil, nil)
-		expect.That(t, s.Logs.Count("worker: the limiter is unavailable") == 1, "want the outage logged once:", s.Logs)
-	})
+	s := sitetest.OnRedis(t, sitetest.Policy(100, time.Hour))
+	var proxy sitetest.BreakableProxy
+	s.Limiter = s.LimiterThrough(&proxy)
+	proxy.Cut()
+	ids := []string{"a", "b", "c"}
+	for _, id := range ids {
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
+	}
+	s.Serve(s.Ok)
+	for _, id := range ids {
+		s.Wait("it is requeued", func() bool {
+			task := s.Task(id)
+			return task.State == asynq.TaskStateScheduled && strings.HasPrefix(task.LastErr, "throttled: api, tenant acme, ") &&
+				strings.Contains(task.LastErr, ": throttle: redis is unavailable: ") && task.Retried == 0
+		})
+	}
+	expect.That(t, len(s.Runs()) == 0, "ran unthrottled:", s.Runs())
+	proxy.Mend()
+	for _, id := range ids {
+		s.Inspector.RunTask("default", id) // unless it has run already
+	}
+	s.WaitGone(ids...)
+	expect.That(t, len(s.Runs()) == 3, "ran", s.Runs(), ", want each once")
+	s.WantCounters(sitetest.Counters{Processed: 3})
+	s.WantReported(nil, nil)
+	expect.That(t, s.Logs.Count("worker: the limiter is unavailable") == 1, "want the outage logged once:", s.Logs)
 }
 
 // An outage is logged once when it begins and once when it is over, for any number of tasks, even if others succeed.

@@ -154,66 +154,65 @@ func TestWorkerIsKilled(t *testing.T) {
 	} {
 		for _, retries := range []int{0, 1} {
 			t.Run(fmt.Sprintf("%s, MaxRetry %d", row.at, retries), func(t *testing.T) {
-				sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-					if row.denied {
-						s.Fill("acme", "acme")
-					}
-					ids := []string{"a", "b", "c"}
-					for _, id := range ids {
-						s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(retries))
-					}
-					filled := s.Used()
-					begun := time.Now()
-					_, ended, log := process(s, row.at)
-					err := waitEnd(s, ended)
-					slow := time.Since(begun) > 2*time.Second // then takes may have timed out: tasks start, and ask by themselves
-					expect.Require(t, err != nil && strings.Contains(err.Error(), "killed"), "the worker process", err, log)
-					active := s.Redis.LRange(t.Context(), "asynq:{default}:active", 0, -1).Val()
-					n := len(active)
-					expect.That(t, n >= row.active && n <= 2, n, "tasks are active")
-					charged := s.Used() - filled
-					expect.That(t, charged <= row.lost, charged, "units are charged, want", row.lost, "at most")
-					waits := s.Redis.ZRange(t.Context(), "asynq:{default}:scheduled", 0, -1).Val()
-					for _, id := range waits {
-						task := s.Task(id)
-						expect.That(t, task.Retried == 0 && strings.HasPrefix(task.LastErr, "throttled: "), id, task.Retried, task.LastErr)
-					}
+				s := sitetest.OnRedis(t, sitetest.Policy(2, time.Hour))
+				if row.denied {
+					s.Fill("acme", "acme")
+				}
+				ids := []string{"a", "b", "c"}
+				for _, id := range ids {
+					s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(retries))
+				}
+				filled := s.Used()
+				begun := time.Now()
+				_, ended, log := process(s, row.at)
+				err := waitEnd(s, ended)
+				slow := time.Since(begun) > 2*time.Second // then takes may have timed out: tasks start, and ask by themselves
+				expect.Require(t, err != nil && strings.Contains(err.Error(), "killed"), "the worker process", err, log)
+				active := s.Redis.LRange(t.Context(), "asynq:{default}:active", 0, -1).Val()
+				n := len(active)
+				expect.That(t, n >= row.active && n <= 2, n, "tasks are active")
+				charged := s.Used() - filled
+				expect.That(t, charged <= row.lost, charged, "units are charged, want", row.lost, "at most")
+				waits := s.Redis.ZRange(t.Context(), "asynq:{default}:scheduled", 0, -1).Val()
+				for _, id := range waits {
+					task := s.Task(id)
+					expect.That(t, task.Retried == 0 && strings.HasPrefix(task.LastErr, "throttled: "), id, task.Retried, task.LastErr)
+				}
 
-					started := map[string]bool{} // as far as is known: two handlers race to the end
-					for _, id := range active {
-						task := s.Stored(id)
-						started[id] = task["sluice_started"] == task["sluice_call"]
-						expect.That(t, !started[id] || !row.never || slow, id, "has started")
+				started := map[string]bool{} // as far as is known: two handlers race to the end
+				for _, id := range active {
+					task := s.Stored(id)
+					started[id] = task["sluice_started"] == task["sluice_call"]
+					expect.That(t, !started[id] || !row.never || slow, id, "has started")
+				}
+				lapse(s)
+				s.Open() // so that nobody waits
+				s.Serve(s.Ok)
+				var archived int64
+				for _, id := range ids {
+					if started[id] {
+						s.Wait(id+" has ended", func() bool {
+							task, err := s.Inspector.GetTaskInfo("default", id)
+							return err != nil || task.State == asynq.TaskStateArchived
+						})
+						a := s.Task(id)
+						expect.That(t, a.LastErr == asynq.ErrLeaseExpired.Error() && a.Retried == 0, "archived:", a)
+						archived++
+						continue
 					}
-					lapse(s)
-					s.Open() // so that nobody waits
-					s.Serve(s.Ok)
-					var archived int64
-					for _, id := range ids {
-						if started[id] {
-							s.Wait(id+" has ended", func() bool {
-								task, err := s.Inspector.GetTaskInfo("default", id)
-								return err != nil || task.State == asynq.TaskStateArchived
-							})
-							a := s.Task(id)
-							expect.That(t, a.LastErr == asynq.ErrLeaseExpired.Error() && a.Retried == 0, "archived:", a)
-							archived++
-							continue
-						}
-						s.Inspector.RunTask("default", id) // unless it has run already
-						s.WaitGone(id)
-					}
-					// What was taken for a task that has ended, or before its slot, is given back in the
-					// background. Nothing is taken any more once nobody stands in line.
-					s.Wait("units are given back", func() bool {
-						return len(s.InLine()) == 0 && s.Used() == filled+charged+int64(len(s.Runs()))
-					})
-					expect.Equal(t, int64(len(s.Runs())), 3-archived, s.Runs(), "ran")
-					expect.Equal(t, s.Used(), filled+charged+3-archived, "used; filled, charged:", filled, charged)
-					expect.That(t, row.at != "in the handler" || retries != 0 || archived != 0,
-						"no task was archived, and one had started")
-					s.WantCounters(sitetest.Counters{Processed: 3, Failed: archived, Archived: archived})
+					s.Inspector.RunTask("default", id) // unless it has run already
+					s.WaitGone(id)
+				}
+				// What was taken for a task that has ended, or before its slot, is given back in the
+				// background. Nothing is taken any more once nobody stands in line.
+				s.Wait("units are given back", func() bool {
+					return len(s.InLine()) == 0 && s.Used() == filled+charged+int64(len(s.Runs()))
 				})
+				expect.Equal(t, int64(len(s.Runs())), 3-archived, s.Runs(), "ran")
+				expect.Equal(t, s.Used(), filled+charged+3-archived, "used; filled, charged:", filled, charged)
+				expect.That(t, row.at != "in the handler" || retries != 0 || archived != 0,
+					"no task was archived, and one had started")
+				s.WantCounters(sitetest.Counters{Processed: 3, Failed: archived, Archived: archived})
 			})
 		}
 	}
@@ -221,33 +220,32 @@ func TestWorkerIsKilled(t *testing.T) {
 
 // A worker ends by a signal, and leaves no goroutine behind. Tasks in handlers go back, denied ones wait.
 func TestWorkerIsTerminated(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(2, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		ids := []string{"a", "b", "c", "d", "e", "f"}
-		for i, id := range ids {
-			tenant := []string{"acme", "beta"}[i/5] // one of beta's gets through
-			s.Enqueue(sitetest.Task(tenant), asynq.TaskID(id), asynq.MaxRetry(0))
-		}
-		s.Fill("acme", "acme", "beta")
-		cmd, ended, log := process(s, "")
-		s.WaitState(asynq.TaskStateScheduled, ids[:5]...)
-		s.WaitState(asynq.TaskStateActive, "f")
-		cmd.Process.Signal(syscall.SIGTERM)
-		err := waitEnd(s, ended)
-		expect.Require(t, err == nil, "the worker process:", err, log)
-		s.WaitState(asynq.TaskStatePending, "f")
-		s.WantCounters(sitetest.Counters{Scheduled: 5})
-		for _, id := range ids {
-			task := s.Task(id)
-			expect.That(t, task.Retried == 0 && task.MaxRetry == 0, id, "has lost a retry:", task)
-		}
-		s.Open()
-		s.Serve(s.Ok)
-		for _, id := range ids {
-			s.Inspector.RunTask("default", id)
-		}
-		s.WaitGone(ids...)
-		got := s.Runs()
-		expect.That(t, slices.Equal(got, ids), "ran", got)
-		s.WantCounters(sitetest.Counters{Processed: 6})
-	})
+	s := sitetest.OnRedis(t, sitetest.Policy(2, time.Hour))
+	ids := []string{"a", "b", "c", "d", "e", "f"}
+	for i, id := range ids {
+		tenant := []string{"acme", "beta"}[i/5] // one of beta's gets through
+		s.Enqueue(sitetest.Task(tenant), asynq.TaskID(id), asynq.MaxRetry(0))
+	}
+	s.Fill("acme", "acme", "beta")
+	cmd, ended, log := process(s, "")
+	s.WaitState(asynq.TaskStateScheduled, ids[:5]...)
+	s.WaitState(asynq.TaskStateActive, "f")
+	cmd.Process.Signal(syscall.SIGTERM)
+	err := waitEnd(s, ended)
+	expect.Require(t, err == nil, "the worker process:", err, log)
+	s.WaitState(asynq.TaskStatePending, "f")
+	s.WantCounters(sitetest.Counters{Scheduled: 5})
+	for _, id := range ids {
+		task := s.Task(id)
+		expect.That(t, task.Retried == 0 && task.MaxRetry == 0, id, "has lost a retry:", task)
+	}
+	s.Open()
+	s.Serve(s.Ok)
+	for _, id := range ids {
+		s.Inspector.RunTask("default", id)
+	}
+	s.WaitGone(ids...)
+	got := s.Runs()
+	expect.That(t, slices.Equal(got, ids), "ran", got)
+	s.WantCounters(sitetest.Counters{Processed: 6})
 }

@@ -126,7 +126,7 @@ func TestFaultsOfARedisServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			servers.Redis(t).Stop() // or skips the test where there is none
+			throttletest.Redis(t) // or skips the test where there is none
 			p := &redisServer{dir: t.TempDir()}
 			p.start(t)
 			client := redis.NewClient(p.options())

@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
-	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
 	"github.com/sluice-go/sluice/worker/internal/sitetest"
 )
@@ -166,9 +165,8 @@ func offMean(weights map[string]float64, one string, turn float64) (off float64)
 
 // Many servers with two slots each take from one line of 500 a second. Nothing runs twice, and no limit is exceeded.
 func TestAFleetSharesOneLine(t *testing.T) {
-	t.Parallel()
 	const servers, limit, period, n = 20, 50, 100 * time.Millisecond, 1000
-	s := sitetest.New(t, throttletest.Client(t, throttletest.Redis(t)), sitetest.Shared(limit, period))
+	s := sitetest.OnRedis(t, sitetest.Shared(limit, period))
 	var tasks []*asynq.Task
 	for i := range n {
 		tasks = append(tasks, worker.NewTask(worker.Identity{Tenant: fmt.Sprint("tenant", i%10)}, "x", nil))

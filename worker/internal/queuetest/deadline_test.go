@@ -39,27 +39,26 @@ func wantLate(s *sitetest.Site, id string, retries int, reason string) {
 func TestADeniedTaskThatIsTooLateFailsOnce(t *testing.T) {
 	for _, retries := range []int{0, 5} {
 		t.Run(fmt.Sprint("MaxRetry ", retries), func(t *testing.T) {
-			sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-				s.Fill("acme")
-				keys := s.Redis.Keys(t.Context(), "sluice:*").Val()
-				deadline := time.Now().Add(30 * time.Minute).Truncate(time.Second)
-				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("late"), asynq.MaxRetry(retries), asynq.Deadline(deadline))
-				s.Serve(s.Ok)
-				wantLate(s, "late", retries, "throttled: api/window, tenant acme, ")
-				s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
-				s.WantNobodyInLine()
-				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("hasty"), asynq.MaxRetry(retries), asynq.Timeout(time.Second))
-				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("in time"), asynq.MaxRetry(retries), asynq.Deadline(deadline.Add(3*time.Hour)))
-				s.WaitState(asynq.TaskStateScheduled, "hasty", "in time")
-				expect.That(t, len(s.Runs()) == 0 && len(s.Denials()) == 3, "ran", s.Runs(), len(s.Denials()), "denials")
-				s.WaitUsed(1)
-				for _, key := range keys { // of windows; a line's keys came with the two
-					expect.That(t, s.Redis.Exists(t.Context(), key).Val() == 1, key, "is gone")
-				}
-				s.Open("hasty", "in time")
-				s.WaitGone("hasty", "in time")
-				s.WantCounters(sitetest.Counters{Processed: 3, Failed: 1, Archived: 1})
-			})
+			s := sitetest.OnRedis(t, sitetest.Policy(1, time.Hour))
+			s.Fill("acme")
+			keys := s.Redis.Keys(t.Context(), "sluice:*").Val()
+			deadline := time.Now().Add(30 * time.Minute).Truncate(time.Second)
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("late"), asynq.MaxRetry(retries), asynq.Deadline(deadline))
+			s.Serve(s.Ok)
+			wantLate(s, "late", retries, "throttled: api/window, tenant acme, ")
+			s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
+			s.WantNobodyInLine()
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("hasty"), asynq.MaxRetry(retries), asynq.Timeout(time.Second))
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("in time"), asynq.MaxRetry(retries), asynq.Deadline(deadline.Add(3*time.Hour)))
+			s.WaitState(asynq.TaskStateScheduled, "hasty", "in time")
+			expect.That(t, len(s.Runs()) == 0 && len(s.Denials()) == 3, "ran", s.Runs(), len(s.Denials()), "denials")
+			s.WaitUsed(1)
+			for _, key := range keys { // of windows; a line's keys came with the two
+				expect.That(t, s.Redis.Exists(t.Context(), key).Val() == 1, key, "is gone")
+			}
+			s.Open("hasty", "in time")
+			s.WaitGone("hasty", "in time")
+			s.WantCounters(sitetest.Counters{Processed: 3, Failed: 1, Archived: 1})
 		})
 	}
 }

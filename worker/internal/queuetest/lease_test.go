@@ -91,49 +91,48 @@ func TestAHandlerIsStoppedBeforeItsLeaseIsLost(t *testing.T) {
 func TestHandlersThatWantEachOthersSlotsNeverDeadlock(t *testing.T) {
 	alpha, beta := sitetest.AtOnceOf("alpha", 1), sitetest.AtOnceOf("beta", 1)
 	alpha.Match, beta.Match = []string{"alpha:*"}, []string{"beta:*"}
-	sitetest.OnRedis(t, []throttle.Policy{alpha, beta}, func(t *testing.T, s *sitetest.Site) {
-		var mu sync.Mutex
-		began, denied := map[string]chan struct{}{"alpha": make(chan struct{}), "beta": make(chan struct{})}, map[string]int{}
-		begin := func(name string) {
-			mu.Lock()
-			defer mu.Unlock()
-			select {
-			case <-began[name]:
-			default:
-				close(began[name])
-			}
-		}
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			policy, other := "alpha", "beta"
-			if strings.HasPrefix(task.Type(), "beta") {
-				policy, other = other, policy
-			}
-			begin(policy)
-			<-began[other] // both hold their own slot
-			if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: other, MaxWait: time.Hour}); err != nil {
-				if errors.As(err, new(*throttle.DeniedError)) {
-					mu.Lock()
-					denied[policy]++
-					mu.Unlock()
-				}
-				return err
-			}
-			return s.Ok(ctx, task)
-		})
-		var ids []string
-		for i := range 3 {
-			for _, name := range []string{"alpha", "beta"} {
-				id := fmt.Sprint(name, i)
-				ids = append(ids, id)
-				s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, name+":x", nil), asynq.TaskID(id), asynq.MaxRetry(0))
-			}
-		}
-		s.WaitGone(ids...)
+	s := sitetest.OnRedis(t, alpha, beta)
+	var mu sync.Mutex
+	began, denied := map[string]chan struct{}{"alpha": make(chan struct{}), "beta": make(chan struct{})}, map[string]int{}
+	begin := func(name string) {
 		mu.Lock()
 		defer mu.Unlock()
-		expect.That(t, denied["alpha"] <= 0 && denied["beta"] != 0, "denied:", denied)
-		s.WantCounters(sitetest.Counters{Processed: 6})
+		select {
+		case <-began[name]:
+		default:
+			close(began[name])
+		}
+	}
+	s.Serve(func(ctx context.Context, task *asynq.Task) error {
+		policy, other := "alpha", "beta"
+		if strings.HasPrefix(task.Type(), "beta") {
+			policy, other = other, policy
+		}
+		begin(policy)
+		<-began[other] // both hold their own slot
+		if _, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: other, MaxWait: time.Hour}); err != nil {
+			if errors.As(err, new(*throttle.DeniedError)) {
+				mu.Lock()
+				denied[policy]++
+				mu.Unlock()
+			}
+			return err
+		}
+		return s.Ok(ctx, task)
 	})
+	var ids []string
+	for i := range 3 {
+		for _, name := range []string{"alpha", "beta"} {
+			id := fmt.Sprint(name, i)
+			ids = append(ids, id)
+			s.Enqueue(worker.NewTask(worker.Identity{Tenant: "acme"}, name+":x", nil), asynq.TaskID(id), asynq.MaxRetry(0))
+		}
+	}
+	s.WaitGone(ids...)
+	mu.Lock()
+	defer mu.Unlock()
+	expect.That(t, denied["alpha"] <= 0 && denied["beta"] != 0, "denied:", denied)
+	s.WantCounters(sitetest.Counters{Processed: 6})
 }
 
 // A handler that wants a second slot where its task holds the only one fails, and says why. To wait
@@ -158,55 +157,54 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 		{name: "after Cancel", cost: 1, reserve: 2, cancels: true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			sitetest.OnRedis(t, []throttle.Policy{policy}, func(t *testing.T, s *sitetest.Site) {
-				slots := func(n int64) map[string]int64 { return map[string]int64{throttle.Requests: n} }
-				repo := map[string]string{"repo": "a"}
-				hold := func(tenant string, n int64) {
-					r := throttle.Request{Policy: "api", Tenant: tenant, Cost: slots(n), Attributes: repo}
-					d, err := s.Limiter.Reserve(t.Context(), r)
-					expect.That(t, err == nil && d.Granted, "granted", d.Granted, err)
+			s := sitetest.OnRedis(t, policy)
+			slots := func(n int64) map[string]int64 { return map[string]int64{throttle.Requests: n} }
+			repo := map[string]string{"repo": "a"}
+			hold := func(tenant string, n int64) {
+				r := throttle.Request{Policy: "api", Tenant: tenant, Cost: slots(n), Attributes: repo}
+				d, err := s.Limiter.Reserve(t.Context(), r)
+				expect.That(t, err == nil && d.Granted, "granted", d.Granted, err)
+			}
+			if row.tenant != "" {
+				hold(row.tenant, 2)
+			}
+			reserved := make(chan error, 100)
+			s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+				job := worker.FromContext(ctx)
+				if row.cancels {
+					err := job.Cancel(ctx)
+					expect.That(t, err == nil, err)
 				}
-				if row.tenant != "" {
-					hold(row.tenant, 2)
+				if !row.never && row.tenant == "" {
+					hold("acme", 1)
 				}
-				reserved := make(chan error, 100)
-				s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-					job := worker.FromContext(ctx)
-					if row.cancels {
-						err := job.Cancel(ctx)
-						expect.That(t, err == nil, err)
-					}
-					if !row.never && row.tenant == "" {
-						hold("acme", 1)
-					}
-					reserve := job.Reserve
-					if row.never {
-						reserve = job.Wait
-					}
-					repo := map[string]string{"repo": cmp.Or(row.repo, "a")}
-					r := throttle.Request{Attributes: repo, Cost: slots(row.reserve), Tenant: row.tenant}
-					_, err := reserve(ctx, r)
-					select {
-					case reserved <- err:
-					default:
-					}
-					return err
-				})
-				id := worker.Identity{Tenant: "acme", Attributes: repo, Cost: slots(row.cost)}
-				s.Enqueue(worker.NewTask(id, "x", nil), asynq.TaskID("t"), asynq.MaxRetry(0))
-				if err := <-reserved; row.never {
-					var never *throttle.RequestError
-					want := throttle.RequestError{
-						Policy: "api", Window: policy.Windows[0].Name, Field: "cost requests", Value: row.reserve,
-						Hint: fmt.Sprintf("never fits beside the %d that the job holds: the window grants 2 at most", row.cost),
-					}
-					expect.That(t, errors.As(err, &never) && *never == want, "reserved:", err, ", want", &want)
-					s.WaitState(asynq.TaskStateArchived, "t")
-				} else {
-					expect.Err(t, err, new(*throttle.DeniedError), "reserved:")
-					s.WaitState(asynq.TaskStateScheduled, "t")
+				reserve := job.Reserve
+				if row.never {
+					reserve = job.Wait
 				}
+				repo := map[string]string{"repo": cmp.Or(row.repo, "a")}
+				r := throttle.Request{Attributes: repo, Cost: slots(row.reserve), Tenant: row.tenant}
+				_, err := reserve(ctx, r)
+				select {
+				case reserved <- err:
+				default:
+				}
+				return err
 			})
+			id := worker.Identity{Tenant: "acme", Attributes: repo, Cost: slots(row.cost)}
+			s.Enqueue(worker.NewTask(id, "x", nil), asynq.TaskID("t"), asynq.MaxRetry(0))
+			if err := <-reserved; row.never {
+				var never *throttle.RequestError
+				want := throttle.RequestError{
+					Policy: "api", Window: policy.Windows[0].Name, Field: "cost requests", Value: row.reserve,
+					Hint: fmt.Sprintf("never fits beside the %d that the job holds: the window grants 2 at most", row.cost),
+				}
+				expect.That(t, errors.As(err, &never) && *never == want, "reserved:", err, ", want", &want)
+				s.WaitState(asynq.TaskStateArchived, "t")
+			} else {
+				expect.Err(t, err, new(*throttle.DeniedError), "reserved:")
+				s.WaitState(asynq.TaskStateScheduled, "t")
+			}
 		})
 	}
 }
@@ -215,16 +213,15 @@ func TestAHandlerLearnsThatNoSlotIsLeftBesideItsOwn(t *testing.T) {
 func TestHandlerThatHoldsASlotWaitsForARate(t *testing.T) {
 	slots, rate := sitetest.AtOnceOf("slots", 1), sitetest.Policy(1, 300*time.Millisecond)
 	slots.Match, rate.Name, rate.Match = []string{"*"}, "a-rate", nil
-	sitetest.OnRedis(t, []throttle.Policy{slots, rate}, func(t *testing.T, s *sitetest.Site) {
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			for range 3 {
-				_, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "a-rate", MaxWait: time.Minute})
-				expect.That(t, err == nil, err)
-			}
-			return s.Ok(ctx, task)
-		})
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.WaitGone("t")
-		s.WantCounters(sitetest.Counters{Processed: 1})
+	s := sitetest.OnRedis(t, slots, rate)
+	s.Serve(func(ctx context.Context, task *asynq.Task) error {
+		for range 3 {
+			_, err := worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "a-rate", MaxWait: time.Minute})
+			expect.That(t, err == nil, err)
+		}
+		return s.Ok(ctx, task)
 	})
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+	s.WaitGone("t")
+	s.WantCounters(sitetest.Counters{Processed: 1})
 }

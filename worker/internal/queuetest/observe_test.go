@@ -114,86 +114,84 @@ func TestTasksThatTheLimiterCannotDecideAreObserved(t *testing.T) {
 
 // A lookup of a tenant that panics fails the tenant's tasks, and no others.
 func TestALookupThatPanicsFailsItsTasks(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(100, time.Hour)}, func(t *testing.T, s *sitetest.Site) {
-		limitBy(s, throttle.Config{Client: s.Redis, Tenants: func(_ context.Context, _, tenant string) (t throttle.Tenant, found bool, err error) {
-			if tenant == "acme" {
-				panic("on purpose")
-			}
-			return t, false, nil
-		}})
-		for _, id := range []string{"a", "b"} {
-			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
-			s.Enqueue(worker.NewTask(worker.Identity{Tenant: "else"}, "x", nil), asynq.TaskID("else-"+id), asynq.MaxRetry(0))
+	s := sitetest.OnRedis(t, sitetest.Policy(100, time.Hour))
+	limitBy(s, throttle.Config{Client: s.Redis, Tenants: func(_ context.Context, _, tenant string) (t throttle.Tenant, found bool, err error) {
+		if tenant == "acme" {
+			panic("on purpose")
 		}
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"), asynq.MaxRetry(0), asynq.ProcessIn(time.Second)) // forward joins it
-		s.Serve(s.Ok)
-		s.WaitGone("else-a", "else-b")
-		for _, id := range []string{"a", "b", "later"} {
-			s.WaitState(asynq.TaskStateArchived, id)
-			got := s.Task(id).LastErr
-			expect.That(t, strings.Contains(got, `policy "api": tenant "acme": Config.Tenants panicked: on purpose`), id, "failed by", got)
-		}
-		expect.Equal(t, s.Logs.Count("function=Tenants"), 1, "it is logged", "times")
-		var invalid *throttle.RequestError
-		expect.Err(t, expect.ErrOf(s.Client(s.Limiter).Enqueue(sitetest.AcmeTask())), &invalid, "a client's lookup:")
-	})
+		return t, false, nil
+	}})
+	for _, id := range []string{"a", "b"} {
+		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID(id), asynq.MaxRetry(0))
+		s.Enqueue(worker.NewTask(worker.Identity{Tenant: "else"}, "x", nil), asynq.TaskID("else-"+id), asynq.MaxRetry(0))
+	}
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"), asynq.MaxRetry(0), asynq.ProcessIn(time.Second)) // forward joins it
+	s.Serve(s.Ok)
+	s.WaitGone("else-a", "else-b")
+	for _, id := range []string{"a", "b", "later"} {
+		s.WaitState(asynq.TaskStateArchived, id)
+		got := s.Task(id).LastErr
+		expect.That(t, strings.Contains(got, `policy "api": tenant "acme": Config.Tenants panicked: on purpose`), id, "failed by", got)
+	}
+	expect.Equal(t, s.Logs.Count("function=Tenants"), 1, "it is logged", "times")
+	var invalid *throttle.RequestError
+	expect.Err(t, expect.ErrOf(s.Client(s.Limiter).Enqueue(sitetest.AcmeTask())), &invalid, "a client's lookup:")
 }
 
 // An explanation tells of a task in line its place, and of any other why it is in asynq's state.
 func TestExplainKnowsEveryState(t *testing.T) {
 	guarded := sitetest.Policy(1, time.Hour)
 	guarded.Match = []string{"x"}
-	sitetest.OnRedis(t, []throttle.Policy{guarded}, func(t *testing.T, s *sitetest.Site) {
-		client := s.Client(s.Limiter)
-		explain := func(queue, id string) worker.Explanation {
-			t.Helper()
-			return expect.Got(client.Explain(t.Context(), queue, id))(t)
+	s := sitetest.OnRedis(t, guarded)
+	client := s.Client(s.Limiter)
+	explain := func(queue, id string) worker.Explanation {
+		t.Helper()
+		return expect.Got(client.Explain(t.Context(), queue, id))(t)
+	}
+	says := func(id, state string, why ...string) {
+		t.Helper()
+		e := explain("default", id)
+		expect.That(t, e.State == state, id, "is", e.State, ", want", state)
+		for _, text := range why {
+			expect.That(t, strings.Contains(e.Why, text), id, text, "is not in", e)
 		}
-		says := func(id, state string, why ...string) {
-			t.Helper()
-			e := explain("default", id)
-			expect.That(t, e.State == state, id, "is", e.State, ", want", state)
-			for _, text := range why {
-				expect.That(t, strings.Contains(e.Why, text), id, text, "is not in", e)
-			}
+	}
+	e := explain("default", "nothing")
+	expect.That(t, e.State == "" && e.Why != "" && e.Line == nil, e)
+	s.Fill("acme")
+	expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID("waits"))))
+	later := sitetest.AcmeTask(asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
+	expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), later)))
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("plain"))
+	s.Enqueue(asynq.NewTask("unmatched", nil), asynq.TaskID("free"))
+	s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
+	s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("again"), asynq.MaxRetry(3))
+	says("waits", "scheduled", "policy api, delayed by window; no server serves its queue")
+	waits := explain("default", "waits")
+	line := waits.Line
+	expect.That(t, line != nil && !sitetest.Off(line.Expected, time.Now().Add(time.Hour)) &&
+		line.Binds == "window" && line.Position == 1 && line.Waiting == 1 && line.Windows[0].Used == 1, waits)
+	expect.Equal(t, waits.Servers, 0, "servers")
+	says("later", "scheduled", "it is scheduled for ", "policy api decides about it then")
+	says("plain", "pending", "policy api decides about it")
+	expect.Must(t, s.Inspector.PauseQueue("default"))
+	says("free", "pending", "no policy matches its type", "its queue is paused")
+	expect.Must(t, s.Inspector.UnpauseQueue("default"))
+	s.Serve(func(_ context.Context, task *asynq.Task) error {
+		if task.Type() == "fails" {
+			return errors.New("boom\x1b\r")
 		}
-		e := explain("default", "nothing")
-		expect.That(t, e.State == "" && e.Why != "" && e.Line == nil, e)
-		s.Fill("acme")
-		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), sitetest.AcmeTask(), asynq.TaskID("waits"))))
-		later := sitetest.AcmeTask(asynq.TaskID("later"), asynq.ProcessIn(time.Hour))
-		expect.Must(t, expect.ErrOf(client.EnqueueContext(t.Context(), later)))
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("plain"))
-		s.Enqueue(asynq.NewTask("unmatched", nil), asynq.TaskID("free"))
-		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("fails"), asynq.MaxRetry(0))
-		s.Enqueue(asynq.NewTask("fails", nil), asynq.TaskID("again"), asynq.MaxRetry(3))
-		says("waits", "scheduled", "policy api, delayed by window; no server serves its queue")
-		waits := explain("default", "waits")
-		line := waits.Line
-		expect.That(t, line != nil && !sitetest.Off(line.Expected, time.Now().Add(time.Hour)) &&
-			line.Binds == "window" && line.Position == 1 && line.Waiting == 1 && line.Windows[0].Used == 1, waits)
-		expect.Equal(t, waits.Servers, 0, "servers")
-		says("later", "scheduled", "it is scheduled for ", "policy api decides about it then")
-		says("plain", "pending", "policy api decides about it")
-		expect.Must(t, s.Inspector.PauseQueue("default"))
-		says("free", "pending", "no policy matches its type", "its queue is paused")
-		expect.Must(t, s.Inspector.UnpauseQueue("default"))
-		s.Serve(func(_ context.Context, task *asynq.Task) error {
-			if task.Type() == "fails" {
-				return errors.New("boom\x1b\r")
-			}
-			return nil
-		}, func(theirs *asynq.Config, _ *worker.Config) {
-			theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-		})
-		s.WaitState(asynq.TaskStateArchived, "fails")
-		s.WaitState(asynq.TaskStateRetry, "again")
-		s.WaitState(asynq.TaskStateScheduled, "plain")
-		says("fails", "archived", `it is archived, as it failed for good or was dropped: "boom\x1b\r"`)
-		says("again", "retry", "it has failed (1 of 3 retries used)", `: "boom\x1b\r"`)
-		says("plain", "scheduled", "it waits in line for policy api")
-		expect.Equal(t, explain("default", "plain").Line.Position, 2)
+		return nil
+	}, func(theirs *asynq.Config, _ *worker.Config) {
+		theirs.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
 	})
+	s.WaitState(asynq.TaskStateArchived, "fails")
+	s.WaitState(asynq.TaskStateRetry, "again")
+	s.WaitState(asynq.TaskStateScheduled, "plain")
+	says("fails", "archived", `it is archived, as it failed for good or was dropped: "boom\x1b\r"`)
+	says("again", "retry", "it has failed (1 of 3 retries used)", `: "boom\x1b\r"`)
+	says("plain", "scheduled", "it waits in line for policy api")
+	expect.Equal(t, explain("default", "plain").Line.Position, 2)
 }
 
 // hostile are tenants whose names are data.

@@ -65,95 +65,92 @@ func TestARefusalOfTheUpstreamTakesNoRetry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tasks := tasks
 			tasks.Match = row.match
-			sitetest.OnRedis(t, []throttle.Policy{tasks, calls}, func(t *testing.T, s *sitetest.Site) {
-				var asked atomic.Int64
-				upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-					if asked.Add(1) == 1 {
-						if row.retryAfter != "" {
-							w.Header().Set("Retry-After", row.retryAfter)
-						}
-						w.WriteHeader(row.status)
+			s := sitetest.OnRedis(t, tasks, calls)
+			var asked atomic.Int64
+			upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if asked.Add(1) == 1 {
+					if row.retryAfter != "" {
+						w.Header().Set("Retry-After", row.retryAfter)
 					}
-				}))
-				t.Cleanup(upstream.Close)
-				config := row.config
-				config.Base, config.Limiter, config.Logger = upstream.Client().Transport, s.Limiter, slog.New(slog.DiscardHandler)
-				transport := expect.Got(httpthrottle.NewTransport(config))(t)
-				client := &http.Client{Transport: transport}
-				s.Serve(func(ctx context.Context, task *asynq.Task) error {
-					if err := fetch(ctx, client, upstream.URL); err != nil {
-						return err
-					}
-					return s.Ok(ctx, task)
-				})
-				s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-				if row.fails {
-					s.WaitState(asynq.TaskStateArchived, "t")
-					return
+					w.WriteHeader(row.status)
 				}
-				s.Wait("the task has ended", func() bool {
-					return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
-				})
-				s.WantCounters(sitetest.Counters{Processed: 1})
-				s.WantReported(nil, nil)
-				expect.Equal(t, asked.Load(), 2, "the upstream saw", "calls, want 2")
+			}))
+			t.Cleanup(upstream.Close)
+			config := row.config
+			config.Base, config.Limiter, config.Logger = upstream.Client().Transport, s.Limiter, slog.New(slog.DiscardHandler)
+			transport := expect.Got(httpthrottle.NewTransport(config))(t)
+			client := &http.Client{Transport: transport}
+			s.Serve(func(ctx context.Context, task *asynq.Task) error {
+				if err := fetch(ctx, client, upstream.URL); err != nil {
+					return err
+				}
+				return s.Ok(ctx, task)
 			})
+			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+			if row.fails {
+				s.WaitState(asynq.TaskStateArchived, "t")
+				return
+			}
+			s.Wait("the task has ended", func() bool {
+				return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
+			})
+			s.WantCounters(sitetest.Counters{Processed: 1})
+			s.WantReported(nil, nil)
+			expect.Equal(t, asked.Load(), 2, "the upstream saw", "calls, want 2")
 		})
 	}
 }
 
 // Of calls under way together, one that is answered says nothing about one that is refused.
 func TestARefusalAmongOtherCallsTakesNoRetry(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
-		var runs atomic.Int64
-		slow, refused := make(chan struct{}), make(chan struct{})
-		upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			switch {
-			case runs.Load() > 1:
-			case r.URL.Path == "/refused":
-				w.WriteHeader(http.StatusTooManyRequests)
-			default:
-				close(slow)
-				<-refused
-			}
-		}))
-		t.Cleanup(upstream.Close)
-		transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
-			Base: upstream.Client().Transport, Limiter: s.Limiter, LearnOnly: true, Logger: slog.New(slog.DiscardHandler),
-		})
-		expect.Must(t, err)
-		client := &http.Client{Transport: transport}
-		s.Serve(func(ctx context.Context, task *asynq.Task) error {
-			if runs.Add(1) > 1 {
-				return s.Ok(ctx, task)
-			}
-			answered := make(chan error)
-			go func() { answered <- fetch(ctx, client, upstream.URL+"/answered") }()
-			<-slow
-			err := fetch(ctx, client, upstream.URL+"/refused")
-			close(refused)
-			other := <-answered
-			expect.That(t, other == nil, other)
-			return err
-		})
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.Wait("the task has ended", func() bool {
-			return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
-		})
-		s.WantCounters(sitetest.Counters{Processed: 1})
+	s := sitetest.OnRedis(t, sitetest.Policy(1000, time.Minute))
+	var runs atomic.Int64
+	slow, refused := make(chan struct{}), make(chan struct{})
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case runs.Load() > 1:
+		case r.URL.Path == "/refused":
+			w.WriteHeader(http.StatusTooManyRequests)
+		default:
+			close(slow)
+			<-refused
+		}
+	}))
+	t.Cleanup(upstream.Close)
+	transport, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
+		Base: upstream.Client().Transport, Limiter: s.Limiter, LearnOnly: true, Logger: slog.New(slog.DiscardHandler),
 	})
+	expect.Must(t, err)
+	client := &http.Client{Transport: transport}
+	s.Serve(func(ctx context.Context, task *asynq.Task) error {
+		if runs.Add(1) > 1 {
+			return s.Ok(ctx, task)
+		}
+		answered := make(chan error)
+		go func() { answered <- fetch(ctx, client, upstream.URL+"/answered") }()
+		<-slow
+		err := fetch(ctx, client, upstream.URL+"/refused")
+		close(refused)
+		other := <-answered
+		expect.That(t, other == nil, other)
+		return err
+	})
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+	s.Wait("the task has ended", func() bool {
+		return s.Task("t").ID == "" || s.Task("t").State == asynq.TaskStateArchived
+	})
+	s.WantCounters(sitetest.Counters{Processed: 1})
 }
 
 // A handler that wants a refusal to cost a retry says so. (With a pause: TestAJobMayPauseItsPolicyAndFail.)
 func TestARefusalMayTakeARetry(t *testing.T) {
-	sitetest.OnRedis(t, []throttle.Policy{sitetest.Policy(1000, time.Minute)}, func(t *testing.T, s *sitetest.Site) {
-		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-			throttle.CallerFrom(ctx).Refused("api", 100*time.Millisecond)
-			return asynq.SkipRetry
-		})
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-		s.WaitState(asynq.TaskStateArchived, "t")
+	s := sitetest.OnRedis(t, sitetest.Policy(1000, time.Minute))
+	s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+		throttle.CallerFrom(ctx).Refused("api", 100*time.Millisecond)
+		return asynq.SkipRetry
 	})
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
+	s.WaitState(asynq.TaskStateArchived, "t")
 }
 
 // A task that is refused again and again, until a time that is over, never spins, whatever becomes of the pause.
@@ -254,15 +251,14 @@ func TestATaskThatIsRefusedForEverIsGivenUp(t *testing.T) {
 func TestATaskIsGivenUpByThePolicyOfItsCalls(t *testing.T) {
 	tasks, calls := sitetest.Policy(1000, time.Minute), sitetest.Policy(1000, time.Minute)
 	calls.Name, calls.Match, calls.MaxRefusedWait = "calls", nil, 2*time.Millisecond
-	sitetest.OnRedis(t, []throttle.Policy{tasks, calls}, func(t *testing.T, s *sitetest.Site) {
-		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
-			throttle.CallerFrom(ctx).Refused("calls", time.Second)
-			return errors.New("429")
-		})
-		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(9))
-		s.WaitState(asynq.TaskStateArchived, "t")
-		want := `worker: policy "calls", tenant "acme": given up by max_refused_wait 2ms: refused since 20`
-		got := s.Task("t").LastErr
-		expect.That(t, strings.HasPrefix(got, want) && strings.HasSuffix(got, "Z: 429"), got, "want", want, "...: 429")
+	s := sitetest.OnRedis(t, tasks, calls)
+	s.Serve(func(ctx context.Context, _ *asynq.Task) error {
+		throttle.CallerFrom(ctx).Refused("calls", time.Second)
+		return errors.New("429")
 	})
+	s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(9))
+	s.WaitState(asynq.TaskStateArchived, "t")
+	want := `worker: policy "calls", tenant "acme": given up by max_refused_wait 2ms: refused since 20`
+	got := s.Task("t").LastErr
+	expect.That(t, strings.HasPrefix(got, want) && strings.HasSuffix(got, "Z: 429"), got, "want", want, "...: 429")
 }

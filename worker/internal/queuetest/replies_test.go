@@ -90,38 +90,37 @@ func TestTwoAsynqsByOneLimiter(t *testing.T) {
 		t.Skip("a Redis Cluster has one database")
 	}
 	const tasks = 60
-	sitetest.OnRedis(t, append(idle(10), sitetest.Shared(20, 500*time.Millisecond)), func(t *testing.T, s *sitetest.Site) {
-		s.Limiter = s.AnotherLimiter(hooktest.Hook((&sitetest.Fault{
-			Is: sitetest.IsScript, Lost: true, Err: context.DeadlineExceeded, Hits: func(int) bool { return rand.N(10) == 0 },
-		}).See))
-		begun := time.Now()
-		var ran [2]sitetest.Ledger // the same IDs are in both
-		for i := range ran {
-			o := sitetest.SameRedis(s.Redis)
-			o.DB = i
-			s.Asynq = sitetest.Dialed{Options: o}
-			s.Serve(ran[i].Ok)
-			ours := s.Client(s.AnotherLimiter())
-			plain := asynq.NewClient(s.Asynq)
-			defer plain.Close()
-			for n := range tasks {
-				enqueue := ours.Enqueue
-				if n%4 == 0 {
-					enqueue = plain.Enqueue
-				}
-				expect.Must(t, expect.ErrOf(enqueue(sitetest.AcmeTask(), asynq.TaskID(fmt.Sprint(n)))))
+	s := sitetest.OnRedis(t, append(idle(10), sitetest.Shared(20, 500*time.Millisecond))...)
+	s.Limiter = s.AnotherLimiter(hooktest.Hook((&sitetest.Fault{
+		Is: sitetest.IsScript, Lost: true, Err: context.DeadlineExceeded, Hits: func(int) bool { return rand.N(10) == 0 },
+	}).See))
+	begun := time.Now()
+	var ran [2]sitetest.Ledger // the same IDs are in both
+	for i := range ran {
+		o := sitetest.SameRedis(s.Redis)
+		o.DB = i
+		s.Asynq = sitetest.Dialed{Options: o}
+		s.Serve(ran[i].Ok)
+		ours := s.Client(s.AnotherLimiter())
+		plain := asynq.NewClient(s.Asynq)
+		defer plain.Close()
+		for n := range tasks {
+			enqueue := ours.Enqueue
+			if n%4 == 0 {
+				enqueue = plain.Enqueue
 			}
+			expect.Must(t, expect.ErrOf(enqueue(sitetest.AcmeTask(), asynq.TaskID(fmt.Sprint(n)))))
 		}
-		for i := range ran {
-			s.Wait("all have run", func() bool { return ran[i].Done() == tasks })
-		}
-		t.Logf("all ran within %v", time.Since(begun))
-		sitetest.WantNeverOver(t, s.Grants(), 20, 500*time.Millisecond)
-		s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
-		for i := range ran {
-			ran[i].WantOnceEach(t, tasks)
-		}
-	})
+	}
+	for i := range ran {
+		s.Wait("all have run", func() bool { return ran[i].Done() == tasks })
+	}
+	t.Logf("all ran within %v", time.Since(begun))
+	sitetest.WantNeverOver(t, s.Grants(), 20, 500*time.Millisecond)
+	s.Wait("nobody is in line", func() bool { return len(s.InLine()) == 0 })
+	for i := range ran {
+		ran[i].WantOnceEach(t, tasks)
+	}
 }
 
 // asynq's Redis comes back empty, while the limiter's has kept its lines. Tasks run at once, whoever enqueues first.

@@ -72,16 +72,14 @@ func New(t testing.TB, client *redis.Client, policies ...throttle.Policy) *Site 
 	return s
 }
 
-// OnRedis runs the test on a site on a real Redis, by the real clock.
-func OnRedis(t *testing.T, policies []throttle.Policy, test func(t *testing.T, s *Site)) {
+// OnRedis is a site on a real Redis of the test's own, by the real clock, while other tests run.
+func OnRedis(t *testing.T, policies ...throttle.Policy) *Site {
+	t.Helper()
 	t.Parallel()
-	addr := ""
 	if OnCluster() {
-		addr = Cluster(t)
-	} else {
-		addr = throttletest.Redis(t)
+		return New(t, throttletest.Client(t, Cluster(t)), policies...)
 	}
-	test(t, New(t, throttletest.Client(t, addr), policies...))
+	return New(t, throttletest.Client(t, throttletest.Redis(t)), policies...)
 }
 
 // Bubble runs the test on fake time, on a site on a miniredis.

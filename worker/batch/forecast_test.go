@@ -55,7 +55,7 @@ var forecasts = []forecast{
 	{name: "fixed", windows: []throttle.Window{shared("all", throttle.AlgorithmFixed, 40, 10*time.Second)}, tenants: 20, each: 5},
 	{name: "three windows", windows: []throttle.Window{perTenant, shared("all", throttle.AlgorithmGCRA, 5, time.Second), quota},
 		tenants: 14, each: 5},
-	{name: "over the reset of a quota", windows: []throttle.Window{{Name: "own", Limit: 4, Period: 10 * time.Second}, quota},
+	{name: "over the reset of a quota", windows: []throttle.Window{{Name: "own", Limit: 4, Period: 6 * time.Second}, quota},
 		tenants: 3, each: 10, more: 20},
 	{name: "costs 1 to 7, two windows", windows: []throttle.Window{{Name: "own", Limit: 12, Period: 4 * time.Second},
 		shared("all", "", 40, 4*time.Second)}, tenants: 10, each: 5, costs: 7},

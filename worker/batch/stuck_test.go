@@ -47,7 +47,7 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 			hours := batch.Hours{From: "00:01", To: "00:02"}
 			p := s.scheduler(batch.Batch{Name: "b", Ended: "report", Hours: hours, Tasks: calls(3), Tenants: batch.List("acme")})
 			f := s.fire(p, "b")
-			time.Sleep(5 * time.Minute)
+			time.Sleep(200 * time.Second)
 			state := s.status(p, f).State
 			expect.That(t, state == batch.StateDone && told.Load() == 1, state, "told", told.Load(), "times")
 		})
@@ -65,7 +65,7 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 				s.serve(succeed)
 				time.Sleep(10 * time.Second)
 				f := s.fire(p, "b")
-				time.Sleep(time.Minute)
+				time.Sleep(20 * time.Second)
 				expect.Equal(t, s.status(p, f).State, batch.StateDone)
 			})
 		})
@@ -75,9 +75,9 @@ func TestNothingHoldsABatchUpForEver(t *testing.T) {
 			const key = "asynq:{default}:sluice:batch:b:last"
 			expect.Must(s, s.Redis.HSet(t.Context(), key, "* * * * * UTC", time.Now().Add(30*24*time.Hour).Unix()).Err())
 			p := s.scheduler(batch.Batch{Name: "b", Schedule: "* * * * *", Tasks: calls(3), Tenants: batch.List("acme")})
-			time.Sleep(5 * time.Minute)
+			time.Sleep(150 * time.Second)
 			firings, err := p.Firings(t.Context(), "b", 10)
-			expect.That(t, err == nil && len(firings) >= 4, "it fired", firings, err)
+			expect.That(t, err == nil && len(firings) >= 2, "it fired", firings, err)
 		})
 	})
 }

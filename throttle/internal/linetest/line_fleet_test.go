@@ -141,8 +141,8 @@ func TestAFleetUsesWhatTheWindowsAllow(t *testing.T) {
 			limitertest.SharedWindow(30, s),
 			{Name: "fixed", Algorithm: throttle.AlgorithmFixed, Limit: 45, Period: 3 * s},
 			{Name: "gcra", Algorithm: throttle.AlgorithmGCRA, Limit: 20, Burst: 20, Period: s},
-		}, 300, 45, 3 * s},
-		"300 in 10 seconds, merged": {[]throttle.Window{tenantWindow(300, 10*s)}, 600, 300, 10 * s},
+		}, 180, 45, 3 * s},
+		"300 in 10 seconds, merged": {[]throttle.Window{tenantWindow(300, 10*s)}, 400, 300, 10 * s},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := limitertest.Policy(tc.windows...)

@@ -82,11 +82,11 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		for range 2 {
 			proxy.Cut()
 			enqueue(20, "acme")
-			time.Sleep(time.Minute)
+			time.Sleep(30 * time.Second)
 			proxy.Mend()
-			time.Sleep(time.Minute)
+			time.Sleep(30 * time.Second)
 			enqueue(5, "acme")
-			time.Sleep(time.Minute)
+			time.Sleep(30 * time.Second)
 		}
 		expect.Equal(t, len(s.Runs()), 55, "runs, want 55")
 		logged(2, 2)
@@ -105,7 +105,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		failing.Store(false)
 		time.Sleep(time.Minute)
 		enqueue(1, "acme")
-		time.Sleep(time.Minute)
+		time.Sleep(10 * time.Second)
 		logged(3, 3)
 		s.WantCounters(sitetest.Counters{Processed: 117})
 		s.WantReported(nil, nil)

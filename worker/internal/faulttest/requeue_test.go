@@ -22,8 +22,8 @@ import (
 // Asynq's Redis goes away just when a task was denied, for a moment, or for longer than its lease: then the
 // recoverer finds the task. Asynq would leave it active, and count a retry or archive it: it waits.
 func TestRequeueOutlastsABrokenConnection(t *testing.T) {
-	sitetest.EachBubble(t, sitetest.Values(time.Second, 2*time.Minute), func(t *testing.T, away time.Duration) {
-		s := sitetest.NewInBubble(t, sitetest.Policy(1, 10*time.Minute))
+	sitetest.EachBubble(t, sitetest.Values(time.Second, 90*time.Second), func(t *testing.T, away time.Duration) {
+		s := sitetest.NewInBubble(t, sitetest.Policy(1, 5*time.Minute))
 		var proxy sitetest.BreakableProxy
 		s.Asynq = sitetest.Dialed{Options: proxy.Options(sitetest.SameRedis(s.Redis))}
 		s.Fill("acme")
@@ -42,7 +42,7 @@ func TestRequeueOutlastsABrokenConnection(t *testing.T) {
 		a := s.Task("a")
 		throttled := strings.HasPrefix(a.LastErr, "throttled: api/window")
 		expect.That(t, a.State == asynq.TaskStateScheduled && a.Retried == 0 && throttled, a)
-		time.Sleep(10 * time.Minute)
+		time.Sleep(5*time.Minute - 2*away)
 		s.WantCounters(sitetest.Counters{Processed: 1})
 	})
 }

@@ -183,7 +183,7 @@ func TestASlotIsReleasedThoughItsPolicyHasNoneNow(t *testing.T) {
 		s.Enqueue(sitetest.AcmeTask())
 		time.Sleep(3 * time.Second)
 		expect.Must(t, s.Limiter.SetPolicies([]throttle.Policy{sitetest.AtOnce(1)}))
-		time.Sleep(time.Hour)
+		time.Sleep(5 * time.Minute) // ten leases
 		expect.Equal(t, s.Used(), 0)
 	})
 }
@@ -272,9 +272,9 @@ func TestRetryAfterPausesThoughTheTasksTimeIsOver(t *testing.T) {
 // denial's RetryIn, and then in the line of its own policy, at the front.
 func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, earliestReset bool) {
-		policy := sitetest.Policy(1, 6*time.Minute)
+		policy := sitetest.Policy(1, 3*time.Minute)
 		policy.EarliestReset = earliestReset
-		slack := sitetest.Policy(4, 4*time.Minute)
+		slack := sitetest.Policy(4, 2*time.Minute)
 		slack.Name, slack.Match = "slack", nil
 		s := sitetest.NewInBubble(t, policy, slack)
 		bot := throttle.Request{Policy: "slack", Tenant: "bot", Cost: map[string]int64{"requests": 3}}
@@ -288,20 +288,20 @@ func TestADeniedJobWaitsInItsOwnLineOnly(t *testing.T) {
 			return s.Ok(ctx, task)
 		})
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-		time.Sleep(time.Minute)
+		time.Sleep(30 * time.Second)
 		s.WantNobodyInLine()
 		info := s.Task("t")
 		next, text := time.Until(info.NextProcessAt), info.LastErr
-		expect.That(t, info.State == asynq.TaskStateScheduled && (next-3*time.Minute).Abs() <= time.Second, info.State, next)
+		expect.That(t, info.State == asynq.TaskStateScheduled && (next-90*time.Second).Abs() <= time.Second, info.State, next)
 		expect.That(t, strings.Count(text, "throttled") == 1 && strings.HasPrefix(text, "throttled: slack/window, tenant bot, "), text)
 		s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("later"))
-		time.Sleep(4 * time.Minute)
+		time.Sleep(2 * time.Minute)
 		got := s.InLine()
 		expect.That(t, earliestReset || slices.Equal(got, []string{"default/later", "default/t"}), "in line", got)
-		time.Sleep(2 * time.Minute)
+		time.Sleep(time.Minute)
 		got = s.Runs()
 		expect.That(t, earliestReset || slices.Equal(got, []string{"t"}), "ran", got)
-		time.Sleep(7 * time.Minute)
+		time.Sleep(210 * time.Second)
 		expect.Equal(t, s.Runs(), []string{"later", "t"}, "ran")
 		s.WantCounters(sitetest.Counters{Processed: 2})
 	})
@@ -314,7 +314,7 @@ func TestADeniedJobWaitsForThePauseOfItsCall(t *testing.T) {
 			calls := sitetest.AtOnceOf("calls", slots)
 			calls.KeepRate, calls.UpstreamShared, calls.Windows[0].Shared = true, true, true
 			calls.Windows = append(calls.Windows, throttle.Window{Name: "rate", Limit: 100, Period: time.Second})
-			s, length := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Hour), calls), 5*time.Minute
+			s, length := sitetest.NewInBubble(t, sitetest.Policy(1000, time.Hour), calls), 150*time.Second
 			held := expect.Got(s.Limiter.Reserve(t.Context(), throttle.Request{Policy: "calls", Tenant: "acme"}))(t)
 			switch pause := (throttle.Pause{Policy: "calls", Until: time.Now().Add(length)}); stop {
 			case "refused":
@@ -328,9 +328,9 @@ func TestADeniedJobWaitsForThePauseOfItsCall(t *testing.T) {
 				return expect.ErrOf(worker.FromContext(ctx).Reserve(ctx, throttle.Request{Policy: "calls"}))
 			})
 			s.Enqueue(sitetest.AcmeTask(), asynq.TaskID("t"), asynq.MaxRetry(0))
-			time.Sleep(4 * time.Minute)
-			expect.That(t, s.Used() == 1, "with", slots, "slots the handler ran", s.Used(), "times, want 1")
 			time.Sleep(2 * time.Minute)
+			expect.That(t, s.Used() == 1, "with", slots, "slots the handler ran", s.Used(), "times, want 1")
+			time.Sleep(time.Minute)
 			s.WaitGone("t")
 		}
 	})

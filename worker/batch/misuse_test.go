@@ -42,7 +42,7 @@ func TestAPanicHoldsAFiringUp(t *testing.T) {
 		p.kill()
 		good := batch.Batch{Name: "b", Tasks: calls(3), Tenants: batch.List("acme")}
 		p = s.scheduler(good)
-		time.Sleep(time.Minute)
+		time.Sleep(30 * time.Second)
 		status = s.status(p, f)
 		expect.That(t, status.State == batch.StateDone && status.Done == 3, status)
 	})

@@ -42,10 +42,7 @@ func TestGlobsByBruteForce(t *testing.T) {
 	}
 	for i, a := range globs {
 		for j, b := range globs {
-			common := false
-			for name := range matched[i] {
-				common = common || matched[j][name]
-			}
+			common := slices.ContainsFunc(names, func(name string) bool { return matched[i][name] && matched[j][name] })
 			expect.Equal(t, Overlap(a, b), common, "Overlap", a, b, "=")
 		}
 	}
@@ -125,7 +122,7 @@ func TestManyGlobsAreComparedFast(t *testing.T) {
 		return all
 	}
 	for _, lists := range [][][]string{
-		globLists(2, 4000, "queue:%05d:*"), globLists(2500, 1, "%05d:*"), globLists(1000, 3, "type%06d"), globLists(2, 2500, "*:%06d"), globLists(200, 20, "a*%06d"),
+		globLists(2, 2000, "queue:%05d:*"), globLists(2500, 1, "%05d:*"), globLists(1000, 3, "type%06d"), globLists(2, 1500, "*:%06d"), globLists(100, 20, "a*%06d"),
 	} {
 		expect.Equal(t, Overlaps(lists), nil, lists[0][0])
 	}

@@ -110,7 +110,7 @@ func TestClockOfRedisMovesUnderABacklog(t *testing.T) {
 // with a deadline in half a minute, by a client of ours or by a plain one. It runs.
 func TestDeletedTasksHoldUpNobody(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, plain bool) {
-		const limit, all, deleted, begin = 10, 500, 480, 500 * time.Millisecond
+		const limit, all, deleted, begin = 10, 300, 280, 500 * time.Millisecond
 		s := sitetest.NewInBubble(t, sitetest.Shared(limit, time.Second))
 		client := s.Client(s.AnotherLimiter())
 		tasks := make([]*asynq.Task, all)

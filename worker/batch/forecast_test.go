@@ -52,7 +52,7 @@ var (
 
 var forecasts = []forecast{
 	{name: "sliding", windows: []throttle.Window{{Name: "own", Limit: 20, Period: 4 * time.Second}}, tenants: 1, each: 70},
-	{name: "fixed", windows: []throttle.Window{shared("all", throttle.AlgorithmFixed, 40, 10*time.Second)}, tenants: 20, each: 5},
+	{name: "fixed", windows: []throttle.Window{shared("all", throttle.AlgorithmFixed, 25, 10*time.Second)}, tenants: 12, each: 5},
 	{name: "three windows", windows: []throttle.Window{perTenant, shared("all", throttle.AlgorithmGCRA, 5, time.Second), quota},
 		tenants: 14, each: 5},
 	{name: "over the reset of a quota", windows: []throttle.Window{{Name: "own", Limit: 4, Period: 6 * time.Second}, quota},
@@ -67,7 +67,7 @@ var forecasts = []forecast{
 		overrides: map[string]throttle.Tenant{"tenant-3": {Windows: map[string]throttle.Override{"own": {Limit: 1}}}}},
 	{name: "hours", windows: []throttle.Window{shared("all", "", 10, 10*time.Second)}, tenants: 10, each: 7,
 		hours: batch.Hours{From: "00:03", To: "00:02"}, most: 1}, // the scheduler looks each second
-	{name: "4 slots, 1.5 s", windows: []throttle.Window{perTenant}, tenants: 70, each: 1, slots: 4, takes: 1500 * time.Millisecond, most: 5},
+	{name: "4 slots, 1.5 s", windows: []throttle.Window{perTenant}, tenants: 45, each: 1, slots: 4, takes: 1500 * time.Millisecond, most: 5},
 	{name: "4 slots, two queues", windows: []throttle.Window{perTenant}, tenants: 70, each: 1, live: 30,
 		queue: "live", slots: 4, takes: 1500 * time.Millisecond, most: 5},
 	{name: "concurrency 3, 1.5 s, and a quota", windows: []throttle.Window{held, quota}, tenants: 20, each: 4, slots: 8,

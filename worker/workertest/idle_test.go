@@ -84,7 +84,7 @@ func TestAnIdleWorkerFindsWhatComes(t *testing.T) {
 
 		plain := asynq.NewClient(w.Memory)
 		defer plain.Close()
-		time.Sleep(10 * time.Minute)
+		time.Sleep(4 * time.Minute)
 		expect.Must(t, expect.ErrOf(plain.Enqueue(asynq.NewTask("other", nil))))
 		wantRuns("a plain client's task", 3, 2*time.Second)
 
@@ -94,7 +94,7 @@ func TestAnIdleWorkerFindsWhatComes(t *testing.T) {
 		expect.Must(t, w.Inspector.UnpauseQueue("default"))
 		wantRuns("when it goes on", 4, 3*time.Second)
 
-		time.Sleep(10 * time.Minute)
+		time.Sleep(4 * time.Minute)
 		policies := w.Limiter.Policies()
 		policies[0].Windows[0].Limit = 2
 		expect.Must(t, w.Limiter.SetPolicies(policies))

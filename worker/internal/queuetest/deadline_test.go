@@ -100,7 +100,7 @@ func TestATaskWhoseCallsAreDeniedUntilItsDeadlineFailsOnce(t *testing.T) {
 		s.Serve(func(ctx context.Context, _ *asynq.Task) error {
 			return expect.ErrOf(worker.FromContext(ctx).Wait(ctx, throttle.Request{Policy: "api", MaxWait: -1}))
 		})
-		time.Sleep(20 * time.Minute)
+		time.Sleep(12 * time.Minute)
 		s.WantCounters(sitetest.Counters{Processed: 1, Failed: 1, Archived: 1})
 	})
 }

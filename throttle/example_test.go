@@ -195,7 +195,7 @@ func ExampleLine() {
 		}
 		if time.Since(at) > time.Second || !line.Matches(t, r) { // it was held up, or has changed
 			d, err = line.ReserveAgain(ctx, t, r)
-			if check(err); d.Queued {
+			if check(err); !d.Granted {
 				continue // it waits again
 			}
 		}

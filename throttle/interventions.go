@@ -49,7 +49,7 @@ type intervention struct {
 type interventions struct {
 	all     Interventions
 	inForce map[target]intervention
-	offset  time.Duration // how far this machine's clock is ahead of that of Redis
+	offset  time.Duration // how far the clock of Redis is ahead of this machine's
 }
 
 // An effectiveTenant is a tenant as operators have changed it.
@@ -63,8 +63,8 @@ func (t effectiveTenant) paused() bool { return t.pauses != [2]Pause{} }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin later. Each ends
 // by itself. Tickets that wait follow within seconds, and within a minute after one has ended. An override that does not
-// suit its policy, or has none, has no effect until that changes. Package control calls SetInterventions, and so does a
-// program that keeps overrides elsewhere.
+// suit its policy, and an override or pause whose policy does not exist, has no effect until that changes. Package
+// control calls SetInterventions, and so does a program that keeps overrides elsewhere.
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{all: i.InForce(i.At), inForce: map[target]intervention{}, offset: time.Until(i.At)}
 	for _, o := range now.all.Overrides {

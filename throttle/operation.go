@@ -338,7 +338,7 @@ func (o *operation) decision(a script.Answer) Decision {
 			d.Latest = max(d.RetryIn, micros(a.Latest-a.At))
 		}
 		switch p := a.Pause; {
-		case p.Whose > 0: // the policy's may have begun since the operation was prepared: then only its end is known
+		case p.Whose > 0: // the policy's pause may have begun since the operation was prepared: then only its end is known
 			bare := Pause{ByHand: true, Policy: o.Name, Until: time.UnixMicro(p.Until)}
 			d.Pause = new(cmp.Or(o.tenant.pauses[p.Whose-1], bare))
 		case p.Until > 0:

@@ -104,7 +104,7 @@ type Window struct {
 
 	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream. Units count
 	// for Period plus Margin. Fixed and Calendar windows reset Margin later, and count a grant within Margin of
-	// a reset before and after it. Margin is at most Period, and for Calendar and Fixed less than half the time
+	// a reset on both sides of it. Margin is at most Period, and for Calendar and Fixed less than half the time
 	// between two resets. The default is 0. Concurrency windows have none.
 	Margin time.Duration
 
@@ -138,7 +138,7 @@ type Tenant struct {
 	// Exempt tenants are counted, but denied only while operators pause them.
 	Exempt bool
 
-	// Weight, relative to others', sets the share of windows and slots while tenants wait: 0.001 to 1e6; by default 1.
+	// Weight, relative to others', sets the share of windows and handler slots while tenants wait: 0.001 to 1e6, default 1.
 	Weight float64
 
 	// Windows has own limits, by the names of windows whose scope contains the tenant.

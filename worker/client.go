@@ -27,7 +27,7 @@ type ClientConfig struct {
 
 	// LimiterTimeout bounds a call by which tasks join. A task, or 128 tasks of EnqueueBulk, take up to three such
 	// calls. A task that has not joined by then is enqueued as a plain one (one of a batch stays scheduled), and joins
-	// its line when a worker denies it. For 100 ms to 1 s the client then asks no more. The default is 250 ms.
+	// its line when a worker denies it. After a call that fails so it asks no more for 100 ms to 1 s. The default is 250 ms.
 	LimiterTimeout time.Duration
 }
 

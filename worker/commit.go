@@ -157,7 +157,7 @@ func (c *Client) store(ctx context.Context, queue, line string, es []*enqueueTas
 	return stored
 }
 
-// A join puts off forward's look at a task, which is due storedFor after the store, only if by more than putOffFrom.
+// Forward looks at a task storedFor after it was stored. A join puts that off only if by more than putOffFrom.
 const putOffFrom = time.Minute
 
 // join makes stored tasks of one queue join a line, and moves or deletes them as the decisions demand. Tasks that
@@ -249,8 +249,8 @@ func (c *Client) joinLine(ctx context.Context, line string, es []*enqueueTask) e
 	return c.ask(ctx, line, again)
 }
 
-// askMax is the most tickets of one call of ask to the limiter. askers is how many such calls a client makes at a time:
-// while one is answered, another is on its way.
+// askMax is the most tickets of one call of ask to the limiter. askers is the most of such calls that a client makes at
+// a time: while one is answered, another is on its way.
 const askMax, askers = 128, 2
 
 // ask makes tasks join, unless the limiter did not answer a moment ago. The timeout begins when the caller

@@ -95,7 +95,7 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 }
 
 // askAgainIn returns the time until a denied request is made again. If slots were denied it is a second, or longer if
-// something else denies the request longer: slots may be given back long before their leases end.
+// something else denies it longer, at most RetryIn: slots may be given back long before their leases end.
 func askAgainIn(denied *throttle.DeniedError) time.Duration {
 	d, wait, slotsDenied := denied.Decision, askAgainForSlots, false
 	if d.Pause != nil {

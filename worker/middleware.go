@@ -142,7 +142,7 @@ func (s *Server) ask(ctx context.Context, a *attempt, r throttle.Request) (d thr
 	call := reserve
 	if verdict := a.Verdict; verdict != nil {
 		line := s.limiter.Line(verdict.Line)
-		// Next has not noted in Redis that a denied last attempt starts. So only a take may grant it, not this call.
+		// Next notes in Redis that a last attempt starts, but not a denied one. So only a take may grant it, not this call.
 		denied := verdict.Decision.Queued && (verdict.Decision.Policy == r.Policy || a.Message.IsLastAttempt())
 		if denied || time.Since(verdict.DecidedAt) <= startWithin && line.Matches(verdict.TakenTicket, r) {
 			return verdict.Decision, nil

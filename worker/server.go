@@ -148,7 +148,7 @@ func queuesOf(configured map[string]int) map[string]int {
 // Start begins to process tasks with the handler, and returns. Errors are asynq's.
 func (s *Server) Start(handler asynq.Handler) error { return s.start(s.asynqServer.Start, handler) }
 
-// start starts asynq's server. It fails after a Shutdown, of which asynq knows nothing if its server never ran.
+// start starts asynq's server. It fails after a Shutdown, even if the server never ran: asynq would not know of that.
 func (s *Server) start(asynqStart func(asynq.Handler) error, handler asynq.Handler) error {
 	if s.shutdownGrace.Err() != nil {
 		return asynq.ErrServerClosed

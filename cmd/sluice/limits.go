@@ -157,7 +157,7 @@ func (m *Main) limitsSet() *cli.Command {
 func (m *Main) limitsRollback() *cli.Command {
 	c, version := m.control(), int64(0)
 	rollback := func(ctx context.Context, f *fleet) (outcome, error) {
-		changes, err := f.store.Changes(ctx, 10_000) // all
+		changes, err := f.store.Changes(ctx, 10_000) // all that the log keeps
 		if err != nil {
 			return outcome{}, err
 		}
@@ -247,7 +247,7 @@ func (m *Main) limitsLog() *cli.Command {
 	return &cli.Command{
 		Name: "log", Usage: "show who changed what, when and why",
 		Flags: c.flags(&cli.IntFlag{Name: "last", Usage: "show the newest `N` changes", Value: 20, Destination: &last,
-			Validator: within(1, 10_000)}),
+			Validator: within(1, 10_000)}), // as many as the log keeps
 		Action: onFleet(c.connect, func(ctx context.Context, f *fleet, _ *cli.Command) error {
 			changes, err := f.store.Changes(ctx, last)
 			if err != nil {

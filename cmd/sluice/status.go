@@ -86,7 +86,7 @@ func (c *StatusCommand) run(ctx context.Context, f *fleet, cmd *cli.Command) err
 	}
 }
 
-// showOnce shows one policy, or each policy if its name is "", with one tenant, or all that wait if its name is "".
+// showOnce shows one policy, or each if `policy` is "", with one tenant, or all that wait if `tenant` is "".
 func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant string) error {
 	policies := inspect.Of(f.limiter).Policies()
 	if policy != "" {

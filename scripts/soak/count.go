@@ -53,7 +53,7 @@ type tally struct {
 
 	excess          int64           // the most of any window; below 0: never full
 	leaked          int64           // units charged without a run
-	leakedUnexcused int64           // of these, units that no worker killed before its handler began explains
+	leakedUnexcused int64           // of these, units not explained by workers that were killed before their handlers began
 	uncharged       []string        // runs that the limiter did not count
 	late            []time.Duration // grants after the last expected start, of tasks that no fault hit
 	recoveries      []time.Duration

@@ -109,7 +109,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	}
 }
 
-// grantable returns how much our windows can grant until the upstream resets: what is left, and a limit a period.
+// grantable returns how much our windows can grant until the upstream resets: what is left, and the limit for each period.
 func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
 		var refills int64

@@ -60,7 +60,7 @@ type Finish struct {
 	Tenant    string    `json:"tenant,omitempty"`     // Demand.Tenant
 	Count     int       `json:"waiting"`              // requests
 	Binds     string    `json:"binds,omitempty"`      // what the last waits for longest: a window, or throttle.BySlots
-	Expected  time.Time `json:"expected,omitzero"`    // Plan.At without requests; zero after maxPlan, or with NeverFits
+	Expected  time.Time `json:"expected,omitzero"`    // Plan.At without requests; zero after 400 days, or with NeverFits
 	Late      int       `json:"late,omitempty"`       // how many have not ended by PlanOptions.Deadline
 	NeverFits string    `json:"never_fits,omitempty"` // a window that can never grant one of them
 }
@@ -116,7 +116,7 @@ func (f Finish) merge(others Finish) Finish {
 // Simulate returns two forecasts of when all that waits for a policy is done: by the policy in force, and by a
 // variant of it, such as with another limit or weight. Both begin with what windows of the same name, algorithm and
 // scope have counted. What operators have put in force applies to both, but in the variant `overrides` replace the
-// overrides of their tenants, whatever their Until. For what is left out see Plan. An error may be a
+// overrides of their tenants: the Until of `overrides` is ignored. For what is left out see Plan. An error may be a
 // *throttle.PolicyError of the variant, or a *throttle.RequestError of a ticket that joined by other scopes.
 func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overrides ...throttle.TenantOverride) (
 	now, then Plan, err error) {

@@ -137,7 +137,7 @@ type simFlow struct {
 
 	tickets []*tickets
 	key     float64          // by which lists of flows are sorted: until when it waits, or on its side its tag
-	waited  map[string]int64 // us, by cause; on its side, less simLine.waited of its arrival there: see wait, startOne
+	waited  map[string]int64 // us, by cause; on its side, less what simLine.waited was when it came there: see wait, startOne
 }
 
 // flow returns the flow of an expectation.

@@ -21,7 +21,7 @@ type Query struct {
 	After  string // PolicyState.Next of the page before; empty for the first page
 	Limit  int    // about how many tenants a page has; at most 500, which is the default
 	Policy string // required
-	Tenant string // the only one; one that does not wait, only if windows count by the tenant alone; empty for all
+	Tenant string // the only one; if it does not wait, it is shown only where windows count by the tenant alone; empty for all
 }
 
 // A PolicyState describes a policy now: what all tenants share, and which of them wait.
@@ -82,8 +82,9 @@ type State struct {
 	Removed   bool                `json:"removed,omitempty"`    // the policy is out of force: its last windows apply
 	PerSecond float64             `json:"per_second,omitempty"` // requests, lately; 0 if unknown
 
-	flow, ticket, cost string // of a tenant, its flow, or of a ticket: names in the line, and Expectation.Cost
-	rank, tag          string // its flow's first ticket's, in 16 digits, if it waits at a node; its own, which each take moves
+	flow, ticket, cost string // the name of the flow; of a ticket its name in the line; Expectation.Cost
+	rank               string // of the flow's first ticket, in 16 digits, if the flow waits at a node
+	tag                string // of the tenant: each take moves it; 0 if windows count by other attributes, too
 	weight             int64  // of its flow, in thousandths
 }
 
@@ -256,8 +257,8 @@ type StarvationDetector struct {
 	all map[[2]string]State // by policy and flow: as of the last change of its oldest ticket or of its tag
 }
 
-// Note notes a state. It returns those of its tenants that starve: for starvesAfter their oldest ticket and their tag
-// have been the same, no pause and no window of their own delays them, and more than starvesDue grants would have
+// Note notes a state. It returns those of its tenants that starve: for 75 seconds their oldest ticket and their tag
+// have been the same, no pause and no window of their own delays them, and more than 20 grants would have
 // been their share by weight, while others went first.
 func (d *StarvationDetector) Note(s PolicyState) (starving []State) {
 	d.mu.Lock()

@@ -27,19 +27,20 @@ type Memory struct {
 // InMemory starts a Redis in memory, empty. It ends with the test.
 func InMemory(t testing.TB) Memory {
 	t.Helper()
-	m := miniredis.NewMiniRedis()
+	m := Memory{miniredis.NewMiniRedis(), &sync.RWMutex{}}
 	m.ClockTTL(true)
-	closing := &sync.RWMutex{} // miniredis has a data race if a client dials while it closes, and dials start it again
-	t.Cleanup(func() {
-		closing.Lock()
+	t.Cleanup(func() { // miniredis has a data race if a client dials while it closes, and dials start it again
+		m.closing.Lock()
 		m.Close()
 	})
-	return Memory{m, closing}
+	return m
 }
 
-// Embedded returns a client of an embedded Redis of its own, for an Example or a first program, with which it ends.
+// Embedded returns a client of an embedded Redis of its own, for an Example or a first program. Both end with that.
 func Embedded() *redis.Client {
-	return redis.NewClient(Memory{miniredis.NewMiniRedis(), &sync.RWMutex{}}.Options())
+	m := Memory{miniredis.NewMiniRedis(), &sync.RWMutex{}}
+	m.ClockTTL(true)
+	return redis.NewClient(m.Options())
 }
 
 // Options returns the options of a client. The caller may change them.
@@ -109,10 +110,9 @@ func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
 			t.Fatalf("throttletest: window %q of policy %q has %d %s left: too few for %d requests of %d",
 				w.Name, r.Policy, w.Remaining, w.Unit, n, cost)
 		}
-		if known, ok := take[w.Unit]; ok {
-			spare = min(spare, known)
+		if known, ok := take[w.Unit]; !ok || spare < known {
+			take[w.Unit] = spare
 		}
-		take[w.Unit] = spare
 	}
 	r.Cost, r.Ticket = take, throttle.Ticket{}
 	if d, err = l.Reserve(t.Context(), r); err != nil || !d.Granted {

@@ -28,8 +28,8 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// topSpan is the shortest time that Top covers, the longest is 5 minutes more: the span of a set. historySpan is how far
-// back History goes.
+// topSpan is the shortest time that Top covers; the longest is 5 minutes more, the span of a set. historySpan is how
+// long a Counter's minutes are kept, at least.
 const topSpan, historySpan = time.Hour, 24 * time.Hour
 
 const (
@@ -204,7 +204,8 @@ type Point struct {
 	Known                     bool      // whether a Counter wrote for it: not if nothing happened and nobody waited
 }
 
-// History returns the minutes of each policy from a time on, of the last 24 hours; the last is under way. The error wraps go-redis's.
+// History returns the minutes of each policy from a time on; the last is under way. Minutes before the last 24 hours
+// may not be Known. The error wraps go-redis's.
 func History(ctx context.Context, l *throttle.Limiter, policies []string, since time.Time) (map[string][]Point, error) {
 	now := time.Now()
 	since = since.Truncate(Step).UTC()

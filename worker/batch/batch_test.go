@@ -358,7 +358,7 @@ func TestStallsHoldNothingUpForLong(t *testing.T) {
 			s := fake(t, many()...)
 			b := batch.Batch{Name: name, Tasks: calls(250), Tenants: batch.List(tenants(10)...)}
 			p := s.scheduler(b)
-			p.latency.Store(int64(150 * time.Millisecond))
+			p.latency.Store(int64(200 * time.Millisecond))
 			f := s.fire(p, name)
 			status := batch.Status{}
 			begun := time.Now()

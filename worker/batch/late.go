@@ -21,7 +21,7 @@ func parseFinishBy(s string) (finishBy func(b *compiled, tick time.Time) time.Ti
 	}
 	after, err := time.ParseDuration(s)
 	return func(_ *compiled, tick time.Time) time.Time { return tick.Add(after) },
-		err == nil && after >= time.Second && after <= 9600*time.Hour
+		err == nil && after >= time.Second && after <= 9600*time.Hour // 400 days: as far as plans look
 }
 
 // deadline returns the time by which a firing is to be done, zero for no such time.

@@ -15,7 +15,7 @@ import (
 )
 
 // Every call carries the ticks within tickSlack of this machine's time, ticksBefore earlier and ticksAfter later
-// ticks. So the ticks suffice even if the clock of Redis differs by tickSlack.
+// ticks. So the ticks suffice if the clock of Redis differs by at most tickSlack.
 const (
 	tickSlack   = 10 * time.Minute
 	ticksBefore = 2

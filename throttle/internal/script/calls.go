@@ -19,7 +19,7 @@ const (
 	// maxGroupWindows bounds the windows that the requests of one call read: a call blocks Redis.
 	maxGroupWindows = 512
 
-	// callTimeout ends the repeats of a call by go-redis. A repeat that hangs ends by its ReadTimeout; callers may leave.
+	// callTimeout ends go-redis's repeats of a call. One that hangs ends by the client's ReadTimeout; callers may leave.
 	callTimeout = 5 * time.Second
 )
 
@@ -242,8 +242,8 @@ func (g *Group) send(ctx context.Context, c *call) {
 	}
 }
 
-// deliver keeps the answers to a bundle. The next call cancels grants whose caller gave up. Of grants whose answer
-// was lost it cancels as many as half a call carries: the others stay charged. The lock is held.
+// deliver keeps the answers to a bundle. The next call cancels grants whose caller gave up. It cancels also grants whose
+// answer was lost, in all as many as half a call carries: the others stay charged. The lock is held.
 func (g *Group) deliver(b *bundle, answers []Answer) {
 	b.answers = answers
 	for i, answer := range answers {

@@ -30,7 +30,7 @@ const (
 	Resume    = "resume"    // ends a pause, and the adapted rates
 	Remaining = "remaining" // notes the units that the upstream has left
 	Refresh   = "refresh"   // writes a flow's weight and own parameters as they are now
-	Expect    = "expect"    // answers when the ticket may start; without one the flow's last; without a flow these costs
+	Expect    = "expect"    // answers when the ticket may start; without one, the flow's last ticket; without a flow, the request's costs
 )
 
 // A Request is one request of a call. Times and durations are microseconds. Fields that calls carry as JSON have

@@ -60,7 +60,7 @@ func CallOf(args []any) Call {
 		name, _ := key.(string)
 		queue, id, ok := strings.Cut(strings.TrimPrefix(name, "asynq:{"), "}:t:")
 		has := func(name string) bool { return slices.Contains(keys, any(prefix(queue)+name)) }
-		if ok && has("active") && !has(lines) { // our own scripts on a task have it, too
+		if ok && has("active") && !has(lines) { // our own scripts on a task have the key `lines`, too
 			return Call{Other, Ref{queue, id}, rest}
 		}
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // Recover puts back a task whose server died, once asynq's recoverer has found it. It returns false if asynq is to end
-// the task, or if this process runs it by the call `running`. A task put back uses no retry, and joins in front.
+// the task, or if this process runs it by the call `running`. A task put back uses no retry, and joins its line in front.
 //
 // A task without retries left goes back if it has not started: CheckActive notes that. Any other task goes back once in
 // its life, unless its lease was renewed: by asynq, every five seconds for started tasks, or by a pick-up that was

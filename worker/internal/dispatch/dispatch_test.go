@@ -45,7 +45,7 @@ func TestAPausedQueueKeepsItsPlaces(t *testing.T) {
 		b.want("ran", b.run(2), "[x none]")
 		// Calls ask when they begin and when they end: how often, depends on the scheduler. A loop would ask without end.
 		n := len(b.asked())
-		expect.That(t, n <= 20, n, "takes in the meantime")
+		expect.That(t, n <= 15, n, "takes in the meantime")
 		b.want("used", b.used(), 1)
 		b.ok(b.tools.UnpauseQueue("default"))
 		b.want("ran", b.run(2), "[a b]")

@@ -153,7 +153,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 	l.noteServed(taken.Tickets)
 	l.appointment, l.askAt = time.Time{}, never
 	if taken.Next >= 0 {
-		// The next take may reach Redis faster than this one did. So it is delayed by what this one took, or transitMost.
+		// The next take may reach Redis faster than this one did. So it is delayed by what this one took, at most transitMost.
 		l.appointment = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.appointment
 	}

@@ -19,7 +19,7 @@ import (
 // and the next one drops the rest. No ticket has left the line whose task waits.
 func TestADropOfManyTasks(t *testing.T) {
 	s := sitetest.OnRedis(t, sitetest.Shared(20, time.Second))
-	c, tasks := s.Client(s.Limiter), make([]*asynq.Task, 4000)
+	c, tasks := s.Client(s.Limiter), make([]*asynq.Task, 5000)
 	for i := range tasks {
 		tasks[i] = worker.NewTask(worker.Identity{Tenant: "acme"}, "call", nil)
 	}

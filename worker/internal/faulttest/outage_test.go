@@ -82,7 +82,7 @@ func TestOutagesAreLoggedOnce(t *testing.T) {
 		for range 2 {
 			proxy.Cut()
 			enqueue(20, "acme")
-			time.Sleep(30 * time.Second)
+			time.Sleep(time.Minute)
 			proxy.Mend()
 			time.Sleep(30 * time.Second)
 			enqueue(5, "acme")

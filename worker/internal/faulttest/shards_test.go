@@ -165,7 +165,7 @@ func offMean(weights map[string]float64, one string, turn float64) (off float64)
 
 // Many servers with two slots each take from one line of 500 a second. Nothing runs twice, and no limit is exceeded.
 func TestAFleetSharesOneLine(t *testing.T) {
-	const servers, limit, period, n = 20, 50, 100 * time.Millisecond, 600
+	const servers, limit, period, n = 20, 50, 100 * time.Millisecond, 1000
 	s := sitetest.OnRedis(t, sitetest.Shared(limit, period))
 	var tasks []*asynq.Task
 	for i := range n {

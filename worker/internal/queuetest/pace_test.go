@@ -106,8 +106,8 @@ func TestClockOfRedisMovesUnderABacklog(t *testing.T) {
 	})
 }
 
-// All but 20 of 500 waiting tasks are deleted, which fill 50 s. At that moment another task comes,
-// with a deadline in half a minute, by a client of ours or by a plain one. It runs.
+// All but 20 of 300 waiting tasks are deleted, which fill 30 s. At that moment another task comes,
+// with a deadline in 15 s, by a client of ours or by a plain one. It runs.
 func TestDeletedTasksHoldUpNobody(t *testing.T) {
 	sitetest.EachBubble(t, sitetest.Values(false, true), func(t *testing.T, plain bool) {
 		const limit, all, deleted, begin = 10, 300, 280, 500 * time.Millisecond
@@ -129,7 +129,7 @@ func TestDeletedTasksHoldUpNobody(t *testing.T) {
 		if plain {
 			enqueue = s.Plain.Enqueue
 		}
-		expect.Must(t, expect.ErrOf(enqueue(sitetest.AcmeTask(), asynq.TaskID("soon"), asynq.Deadline(time.Now().Add(30*time.Second)))))
+		expect.Must(t, expect.ErrOf(enqueue(sitetest.AcmeTask(), asynq.TaskID("soon"), asynq.Deadline(time.Now().Add(15*time.Second)))))
 		begun := time.Now()
 		// It goes with the window after those of the tasks that are left. A look at a deleted one may take 1 ms.
 		const most = (1+(all-deleted)/limit)*time.Second - begin + deleted*time.Millisecond

@@ -80,7 +80,7 @@ local function new_eta(L)
   end
 
   -- let_in returns the scopes as they will be when the upstream lets in a ticket with these costs, and that time.
-  -- That wait counts only at scopes with an upstream's answer: see `since`.
+  -- The wait until then counts only at scopes with an upstream's answer: see `since`.
   local function let_in(list, at, costs)
     local time = at
     for s = 1, #list do

@@ -31,7 +31,7 @@ local function new_take(L)
     end
     node.list, list.whole = list, #ids < n
     list.more = #ids == n or several and ids[1] -- others may wait here; a tenant's next flow comes when its first goes
-    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- some do
+    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- some tenants have several
     scopes.read(call, suffixes)
     heads.load(list, ceil((n - 1) / max(1, #list)) + 1)
   end
@@ -229,7 +229,7 @@ local function new_take(L)
     end
   end
 
-  -- next_time returns when to ask these queues again, after operators' pause of the policy; 0 if nobody waits there.
+  -- next_time returns when to ask these queues again, not before a pause of the policy ends; 0 if nobody waits there.
   local function next_time(names, appointment)
     local first, time = nil, 0
     for i = 1, #names do
@@ -268,7 +268,7 @@ local function new_take(L)
     return sides, names
   end
 
-  -- take takes up to `want` tickets from the queues, a list of {name, priority}; during a pause none. strict: priorities
+  -- take takes up to `want` tickets from the queues, a list of {name, priority}; during a pause of the policy none. strict: priorities
   -- are strict; appointment: the last one of the process. It returns when to ask again, 0 if nobody waits there.
   local function take(queues, strict, want, appointment, taken)
     look_at_changes()

@@ -4,7 +4,7 @@
 -- ARGV  1 now: microseconds, or 0 for the clock of Redis
 --       2 process: 16 hex digits   3 seq: of this process's call, the same only when it is repeated
 --       4 the policy, as JSON: Policy.text in script.go
---       5 when operators' pause of it ends (us): until then no ticket leaves, and no request is granted
+--       5 when operators' pause of the policy ends (us), 0 for none: see decide.lua and line_take.lua
 --       6 its windows' lists of ticks, as JSON by their names, instead of p4; empty if there is none
 --       then the arguments of the script's own file, from ARGV[7] on
 --

@@ -87,7 +87,7 @@ func (n *Line) ask(
 		if err == nil {
 			ask, err = prepare(o)
 		}
-		if ask.Op == "" { // it is invalid, or never denied
+		if neverDenied := ask.Op == ""; err != nil || neverDenied {
 			*d = LineDecision{Decision: Decision{Exempt: err == nil, Policy: cp.Name, Tenant: r.Tenant}, Err: err}
 			continue
 		}

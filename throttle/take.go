@@ -73,7 +73,8 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	}
 	taken.Tickets = slices.DeleteFunc(taken.Tickets, func(t TakenTicket) bool {
 		_, asked := o.Queues[t.Queue]
-		if t.untold = !asked; t.untold {
+		t.untold = !asked
+		if !asked {
 			taken.Others, taken.Next = append(taken.Others, t), 0 // Next was for other queues, too
 		}
 		return !asked

@@ -166,8 +166,8 @@ func (c *Client) prepare(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 		}
 	}
 	if err != nil {
-		e.request = throttle.Request{}
-		if e.ignored = err; policy.Observe && !e.isMember || slices.ContainsFunc(opts, isReport) {
+		e.request, e.ignored = throttle.Request{}, err
+		if policy.Observe && !e.isMember || slices.ContainsFunc(opts, isReport) {
 			return nil // a server logs the error, and runs the task
 		}
 		return err

@@ -106,8 +106,9 @@ func (s *Server) request(policy string, task *asynq.Task, m asynqredis.Message) 
 	return r, err
 }
 
-// requestOf returns a task's request to a policy, with its identity. It returns an error for a task without a tenant:
-// even where no window counts by tenant, lines are fair between tenants.
+// requestOf returns a task's request to a policy, with its identity: by `identify`, if that is not nil, else by the
+// header, which gives the class in any case. It returns an error for a task without a tenant: even where no window
+// counts by tenant, lines are fair between tenants.
 func requestOf(identify func(*asynq.Task) (Identity, error), policy string, task *asynq.Task) (throttle.Request, error) {
 	header, err := IdentityOf(task)
 	id := header

@@ -105,7 +105,7 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 		return Taken{}, nil
 	}
 	if t.answered {
-		t.seq, t.answered = t.seq+1, acknowledges // never repeat an acknowledgement: the next take includes it
+		t.seq, t.answered = t.seq+1, acknowledges // an acknowledgement is not repeated: the next take includes it
 	}
 	type reply struct {
 		taken Taken

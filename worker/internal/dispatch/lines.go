@@ -39,7 +39,7 @@ type queueSet struct {
 
 	outranks bool // less important sets exist: this one's pending tasks go first, and are looked for in every round
 
-	sinceTurn   int              // tasks from lines, less tasksPerPending for each turn of a pending task
+	sinceTurn   int              // tasks from lines; each turn of a pending task subtracts tasksPerPending
 	lines       map[string]*line // by name
 	lookAt      time.Time        // when to look for pending tasks again, after there were none
 	virtualTime float64          // the start tag of the line whose turn was last

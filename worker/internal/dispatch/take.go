@@ -111,7 +111,7 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 		insist(d.ctx, d, func(ctx context.Context) ([]int64, error) { return d.Tasks.Apply(ctx, queue, joins) })
 		d.WakeAt(queue, time.Now())
 	}
-	d.reserve(l.set, tasks) // for tickets that were taken uncharged
+	d.reserve(l.set, tasks) // those taken uncharged, or from a line that is no longer their tenant's
 	l.set.sinceTurn += len(tasks)
 	var ready []Task
 	for _, task := range tasks {

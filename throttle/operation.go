@@ -319,7 +319,7 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 
 func (o *operation) decision(a script.Answer) Decision {
 	// Only an operator's pause denies an unlimited request. What joined during the pause keeps its answer after it.
-	joined := a.Status >= script.Waits && a.Status <= script.OverDeadline
+	joined := !slices.Contains([]string{script.Granted, script.Denied, script.Nothing}, a.Status)
 	pausedByHand := a.Status != script.Granted && a.Pause.Whose > 0
 	neverDenied := o.unlimited && !joined && !pausedByHand
 	d := Decision{
@@ -380,7 +380,7 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 	case d.Granted && forCapacity:
 		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, grantor: o.compiledPolicy, limiter: l}
 	case !d.Granted && !d.Queued && (a.Status != script.Denied || d.RetryIn == 0):
-		return Decision{}, fmt.Errorf("%w: policy %q: status %d: must be granted, denied or in line", ErrReply, o.Name, a.Status)
+		return Decision{}, fmt.Errorf("%w: policy %q: status %q: must be granted, denied or in line", ErrReply, o.Name, a.Status)
 	}
 	if forCapacity && (ask.At == 0 || !d.Granted) { // it replaces no grant
 		tell(l, d)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -140,17 +141,19 @@ func grants(op string) bool { return op == Reserve || op == Exempt || op == Obse
 
 // The statuses of answers. Tickets of a take have others: see lua/take.lua.
 const (
-	Denied       = 0
-	Granted      = 1
+	Denied       = "denied"
+	Granted      = "ok"
 	Done         = Granted // of a verb that grants nothing
-	Waits        = 3       // joined the line
-	OverMaxWait  = 4       // refused
-	BacklogFull  = 5       // refused: Backlog
-	WaitedBefore = 6       // was in line already
-	OverDeadline = 7       // refused
-	Nothing      = 8       // depends on the verb: see lua/decide.lua
-	Failed       = 9
+	Waits        = "joined"
+	OverMaxWait  = "too_long" // refused
+	BacklogFull  = "backlog"  // refused
+	WaitedBefore = "waits"    // was in line already
+	OverDeadline = "too_late" // refused
+	Nothing      = "nothing"  // depends on the verb: see lua/decide.lua
+	Failed       = "failed"
 )
+
+var statuses = []string{Denied, Granted, Waits, OverMaxWait, BacklogFull, WaitedBefore, OverDeadline, Nothing, Failed}
 
 // Values of Answer.Binds that are no window: Slots, a handler slot, and Paused, the pause in Answer.Pause.
 const Slots, Paused = -1, -2
@@ -158,7 +161,7 @@ const Slots, Paused = -1, -2
 // An Answer answers a request. Times are microseconds by the clock of Redis. Fields that calls carry as JSON have
 // tags.
 type Answer struct {
-	Status   int64         `json:"-"`
+	Status   string        `json:"-"`
 	At       int64         `json:"-"`         // when this was decided, or was granted by an earlier copy of the call
 	Time     int64         `json:"time"`      // the expected start
 	Latest   int64         `json:"latest"`    // the expected start's upper bound; 0 if none is known
@@ -255,8 +258,8 @@ func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) 
 }
 
 func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
-	a.Status = r.integer()
-	r.bad = r.bad || a.Status > Failed
+	a.Status = r.text()
+	r.bad = r.bad || !slices.Contains(statuses, a.Status)
 	if a.Status == Failed {
 		a.Err = &ReplyError{r.text()}
 		return

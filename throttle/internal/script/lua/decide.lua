@@ -12,13 +12,13 @@
 -- fields the tags of Answer there. Times are in us.
 --
 -- reply  for every request these values, with windows for reserve, exempt, observe, peek, expect and cancel:
---   answer  status at fields   when it was decided, or granted by an earlier copy (us); the fields are
+--   answer  status at fields   at: when it was decided, or granted by an earlier copy (us); the fields are
 --                              empty for most requests
 --   window  used resets        the units, and when nothing is counted any more
---   error   9 text
+--   error   "failed" text
 -- where
---   status  as in request.go: 0 denied, 1 granted or done, 3 joined, 4, 5 and 7 refused, 6 waits already, 9
---           failed; 8 depends on the verb:
+--   status  ok (granted or done), denied, joined, waits (in line since before), too_long, backlog and
+--           too_late (refused), or nothing:
 --             cancel, put_back           an earlier call did it; of a cancel also: nothing came back
 --             release                    nothing was held
 --             renew                      a lease is lost
@@ -29,7 +29,8 @@
 --
 -- Keys, after the prefix P of the policy:
 --   r:PROCESS     the record of a process's last call, which answers that call if it is repeated:
---                 seq(7), then for every request status(1) at(7), which only counts if the status is 1
+--                 seq(7), then for every request the first letter of its status, and at(7), which only counts if
+--                 the status is ok
 
 local call = read_policy()
 
@@ -52,38 +53,36 @@ local earlier = last == seq and record -- this call's own, if it is a copy of th
 
 local NOT_GRANTED = '\0\0\0\0\0\0\0'
 
--- A verb takes the request, its scopes, their time, a table that gets the time at which each window has room, and the
--- status that an earlier copy of the call got. It returns status and at, followed where needed by time, latest, binds
--- and nudge. Most calls need only these two verbs.
+-- A verb takes the request, its scopes, their time, a table that gets the time at which each window has room, and
+-- whether an earlier copy of the call joined the line. It returns status, at, and nil or an answer (request_more.lua).
+-- Most calls need only these two verbs.
 local verbs = {
-  reserve = function(r, list, now, fits, earlier_status)
+  reserve = function(r, list, now, fits, joined_before)
     local line, replaces = call.line, r.replaces -- a request that replaces a grant has had its turn: only windows deny it
-    local joined = r.ticket and line and line.flow_name(r.ticket)
-    if earlier_status == 3 and not joined then return 3, now, now, now end -- a server has taken it since
+    local waits = r.ticket and line and line.flow_name(r.ticket)
+    if joined_before and not waits then return 'joined', now, {time = now} end -- a server has taken it since
     local time = windows.fits_at(list, r.costs, now, fits)
     if time <= now and (replaces or not r.paused and
-      (not line or not line.somebody_waits(r, joined and r.ticket))) then
+      (not line or not line.somebody_waits(r, waits and r.ticket))) then
       grant(call, r, list, now)
-      if joined then line.heads().remove(r.ticket) end
+      if waits then line.heads().remove(r.ticket) end
       if call.batches and line and not replaces then line.granted(r, list) end
-      return 1, now
+      return 'ok', now
     end
     if r.ticket then
       call.dirty = true
-      return made_once(extras, call).line_of(r).join(r, list, now, earlier_status)
+      return made_once(extras, call).line_of(r).join(r, list, now, joined_before)
     end
     return made_once(extras, call).denied(r, list, now, fits, time)
   end,
 
-  join = function(r, list, now, fits, earlier_status)
+  join = function(r, list, now, fits, joined_before)
     local line = call.line or made_once(extras, call).line_of(r)
-    if earlier_status == 3 and not line.flow_name(r.ticket) then -- a server has taken it since
-      return 3, now, now, now
-    end
+    if joined_before and not line.flow_name(r.ticket) then return 'joined', now, {time = now} end -- as above
     call.dirty = true
-    local status, at, start, latest, binds, nudge = line.join(r, list, now, earlier_status)
-    if nudge == 0 and latest == at then return status, at end -- it is expected now: no more is to be said
-    return status, at, start, latest, binds, nudge
+    local status, at, answer = line.join(r, list, now, joined_before)
+    if not answer.nudge and answer.latest == at then return status, at end -- it is expected now: no more is to be said
+    return status, at, answer
   end,
 }
 
@@ -108,40 +107,39 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  local earlier_status = earlier and byte(earlier, 8 * count)
+  local earlier_letter = earlier and sub(earlier, 8 * count, 8 * count) -- of the status of an earlier copy
   if call.paused or settings then
     local policy, tenant = call.paused or 0, settings and settings.paused or 0
     local ends = max(policy, tenant)
     r.paused, r.whose = ends > now and ends or nil, policy > tenant and 1 or 2
     r.unlimited = settings and settings.unlimited
     -- An operator's pause denies unlimited requests, too. An earlier copy of the call may have put them in line.
-    if r.unlimited and not r.replaces and (r.paused or earlier_status == 3) and (op == 'exempt' or op == 'observe') then
+    if r.unlimited and not r.replaces and (r.paused or earlier_letter == 'j') and (op == 'exempt' or op == 'observe') then
       op = 'reserve'
     end
   end
   if failed and op ~= 'leave' then
-    out[m + 1], out[m + 2] = 9, failed
+    out[m + 1], out[m + 2] = 'failed', failed
     m = m + 2
-    done[count] = char(9) .. NOT_GRANTED
+    done[count] = 'f' .. NOT_GRANTED
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'
     local verb = verbs[op] or made_once(extras, call).verb(op)
     local fits = op == 'reserve' and plain_fits or {}
-    local status, decided, time, latest, binds, nudge
+    local status, decided, answer
     if r.lost then r.known = record end
-    if earlier_status == 1 then -- an earlier copy has done it
-      status, decided = 1, unpack7(earlier, 8 * count + 1)
+    if earlier_letter == 'o' then -- an earlier copy has done it
+      status, decided = 'ok', unpack7(earlier, 8 * count + 1)
     else
       if r.replaces then made_once(extras, call).replace(r, list, now) end
-      status, decided, time, latest, binds, nudge = verb(r, list, now, fits, earlier_status)
+      status, decided, answer = verb(r, list, now, fits, earlier_letter == 'j')
     end
 
-    done[count] = char(status) .. (status == 1 and pack_time(decided) or NOT_GRANTED)
+    done[count] = sub(status, 1, 1) .. (status == 'ok' and pack_time(decided) or NOT_GRANTED)
     local text = ''
-    if time or r.old_costs or now > call.now then
-      time = time or decided
-      text = made_once(extras, call).fields(r, list, now, needs_windows and fits, time, latest, binds, nudge)
+    if answer or r.old_costs or now > call.now then
+      text = made_once(extras, call).fields(r, list, now, needs_windows and fits, answer or {time = decided})
     end
     out[m + 1], out[m + 2], out[m + 3] = status, decided, text
     m = m + 3

@@ -23,7 +23,7 @@ local function calendar_resets(ticks, margin, now)
     local tick = seconds * 1000000
     if tick - last < gap then gap = tick - last end
     last = tick
-    resets[tick + margin > now and #resets + 1 or 1] = tick -- 1: the newest in effect, then the later ones
+    if tick + margin <= now then resets[1] = tick else resets[#resets + 1] = tick end
   end
   return resets[1] and resets[3] and resets, last, gap
 end

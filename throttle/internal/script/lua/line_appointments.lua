@@ -17,15 +17,15 @@ local appointments = {
 -- served returns whether a server still asks for a queue: it did in the last minute, or for claims in 2 s.
 function appointments.served(q, now) return now - q.asked < (q.claims and 2000000 or 60000000) end
 
--- nudge returns 1 if a server must be woken for a ticket that is expected to start at `time`, 0 if one asks by then.
+-- nudge returns whether a server must be woken for a ticket that is expected to start at `time`, as none asks by then.
 function appointments.nudge(q, now, time)
-  if q.claims then return 0 end -- their process asks in time
+  if q.claims then return false end -- their process asks in time
   local since, spacing = now - appointments.FORGET, appointments.SPACING
   local kept = q.last >= since and not (q.first < since and q.asked < q.first) -- else all are past, or one was missed
-  if kept and q.first <= max(time, now) + spacing then return 0 end
+  if kept and q.first <= max(time, now) + spacing then return false end
   -- One server wakes, so that the next tickets need not wake others.
   q.first, q.last, q.changed = now, now, true
-  return 1
+  return true
 end
 
 -- next returns a server's next appointment, if the next ticket may fit at `time`. It keeps the server's `previous`

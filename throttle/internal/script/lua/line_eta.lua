@@ -1,18 +1,22 @@
 -- line_eta.lua: when a ticket is expected to start, and when at the latest.
 --
--- new_eta(L) -> expected, a function:
---   expected(flow, list, from, costs, position, all_first, fits) -> expected, latest, binds, earliest
---     of a ticket with these costs after all tickets of the flow, or after `position` of them. list are the
---     flow's scopes, and `from` is their time. all_first: all tickets that wait at the scopes go first, as for
---     a request without a ticket. fits, if any, gets by window when the costs fit there, 0 for at once
+-- new_eta(L) -> forecast, a function:
+--   forecast(ticket, list, from, fits) -> answer, earliest
+--     ticket    {flow, costs, position, all_first}: it is asked about after `position` tickets of its flow, or after
+--               all if that is nil. all_first: also all other tickets at its scopes go first, as for a
+--               request without a ticket
+--     list      its scopes; `from` is their time
+--     fits      if any, gets by window when the costs fit there, 0 for at once
+--     answer    (request_more.lua) with time, latest, and `binds` if a window delays the ticket: the
+--               number of the one that does for longest
+--     earliest  when it can start if only its own flow's tickets go first, as others may be gone by then
 --
 -- Until a ticket starts, the first of all waiting tickets lacks room in a window. So the latest start is the sum of the
 -- windows' waits, if all tickets go first that may, plus resets missed in one window while another delays tickets. It
--- is 0 if it is unknown how long leases are held. binds is the number of the window that delays the ticket for
--- longest, or 0. The earliest start is after the flow's own tickets alone: others may be gone by then.
+-- is 0 if it is unknown how long leases are held.
 --
 -- Where all that waits fits now, so does the ticket. Where costs differ, windows are left with room that is too small
--- for the next ticket: expected and latest assume the most of such room. So they are equal only where the start is
+-- for the next ticket: the answer assumes the most of such room. So both times are equal only where the start is
 -- exact: one window binds, costs are equal, and no other ticket may overtake this one.
 
 local function new_eta(L)
@@ -22,19 +26,39 @@ local function new_eta(L)
   local call, units_of = L.call, line_units.of_unit
   local roomy = {} -- by scope: costs of which MANY fit besides all that waits, until the scope changes
 
-  -- waiting returns the units that wait at a scope in a class's queues that are alive, and a ticket's most and least.
-  local function waiting(flow, scope, unit, batch)
-    local sum, least, most = 0, MOST, 0
+  -- demand is the units that wait for a window, in queues that are alive: `sum` of the class of the ticket's flow, with
+  -- the least and the most cost of one ticket, `other` of the other class, and `all` that may go first. `cost` is the
+  -- ticket's, and `largest` the most of any. One table serves all windows, as new ones would cost time.
+  local demand = {
+    sum = 0, least = 0, most = 0, other = 0, other_most = 0, all = 0, cost = 0, largest = 0, idle = 0, unit = false,
+  }
+
+  -- other_class returns how many units of the other class go first, while `units` of the flow's class go. For a
+  -- batch these are all; for a live ticket the share of batches, `idle` units and one ticket of a batch.
+  local function other_class(flow, units, idle)
+    local other = demand.other
+    if flow.batch or other == 0 then return other end
+    return min(other, ceil(units * call.batch_share / (1 - call.batch_share)) + demand.other_most + idle)
+  end
+
+  -- set_demand sets demand for window i of a scope. idle: units that live tickets may leave to batches.
+  local function set_demand(ticket, scope, i, idle)
+    local flow, unit, cost = ticket.flow, call.windows[i].unit, ticket.costs.windows[i]
+    local sum, least, most, other, other_most = 0, MOST, 0, 0, 0
     for name, q in pairs(L.queues) do
-      if q.batch == batch and (name == flow.queue or L.alive(q)) then
-        local tickets = L.tickets_at(name, scope, flow)
-        if tickets and tickets.n > 0 then
-          local units, of_least, of_most = units_of(tickets, unit)
+      local tickets = (name == flow.queue or L.alive(q)) and L.tickets_at(name, scope, flow)
+      if tickets and tickets.n > 0 then
+        local units, of_least, of_most = units_of(tickets, unit)
+        if q.batch == flow.batch then
           sum, least, most = sum + units, min(least, of_least), max(most, of_most)
+        else
+          other, other_most = other + units, max(other_most, of_most)
         end
       end
     end
-    return sum, most, least
+    demand.sum, demand.least, demand.most, demand.other, demand.other_most = sum, least, most, other, other_most
+    demand.cost, demand.largest, demand.idle, demand.unit = cost, max(most, other_most, cost), idle, unit
+    demand.all = sum + other_class(flow, sum + cost, idle)
   end
 
   -- flow_units returns the units of a flow's first `position` tickets, nil for all: at least, about, and at most.
@@ -58,25 +82,25 @@ local function new_eta(L)
         end
       end
     end
-    return max(0, weights / flow.weight * all / of_server * priorities / queue.priority - 1), flows
+    local units = weights / flow.weight             -- of the queue, for one of the flow: flows share by weight;
+    units = units * all / of_server                 -- of all servers, for one of this: they share by their flows' weights;
+    units = units * priorities / queue.priority - 1 -- and queues of a server share by priority
+    return max(0, units), flows
   end
 
-  -- ahead_of returns how many of the `sum` units of the flow's class go first at a scope: at least, about, and
-  -- at most. No ticket costs more than `largest`.
-  local function ahead_of(flow, scope, unit, cost, position, sum, largest, all_first, one_scope)
-    local least, about, most = flow_units(flow, unit, position)
-    local others = sum - units_of(flow, unit)
-    if others == 0 or all_first or scope.spec.of_tenant then return least, about + others, most + others end
+  -- ahead_of returns how many units of the flow's class go first at a scope: at least, about, and at most.
+  local function ahead_of(ticket, scope, one_scope)
+    local flow, unit = ticket.flow, demand.unit
+    local least, about, most = flow_units(flow, unit, ticket.position)
+    local others = demand.sum - units_of(flow, unit)
+    if others == 0 or ticket.all_first or scope.spec.of_tenant then return least, about + others, most + others end
     local share, flows = share_of_others(flow)
-    local most_others = one_scope and min(others, ceil((about + largest) * share) + flows * largest) or others
-    return least, about + min(others, floor(about * share + 1e-6) + ceil(share) * cost), most + most_others
-  end
-
-  -- other_class returns how many of the `sum` units of the other class go first, while `units` of the flow's class
-  -- go. For a batch these are all; for a live ticket the share of batches, `idle` units and one ticket of a batch.
-  local function other_class(flow, sum, most, units, idle)
-    if flow.batch or sum == 0 then return sum end
-    return min(sum, ceil(units * call.batch_share / (1 - call.batch_share)) + most + idle)
+    if one_scope then
+      most = most + min(others, ceil((about + demand.largest) * share) + flows * demand.largest)
+    else
+      most = most + others
+    end
+    return least, about + min(others, floor(about * share + 1e-6) + ceil(share) * demand.cost), most
   end
 
   -- let_in returns the scopes as they will be when the upstream lets in a ticket with these costs, and that time.
@@ -91,10 +115,43 @@ local function new_eta(L)
     return time > at and scopes.later(list, time) or list, time
   end
 
-  return function(flow, all_scopes, from, costs, position, all_first, fits) -- `expected`, as above
+  -- delays returns when the ticket fits window i, of which demand is set: as expected, at the latest, and at the
+  -- earliest; and whether the latest time is an upper bound, as it is known how long leases are held.
+  local function delays(ticket, scope, i, at, one_scope)
+    local st, algorithm, flow = scope.states[i], call.windows[i].algorithm, ticket.flow
+    local cost, largest, limit, fits_at = demand.cost, demand.largest, st.limit, algorithm.fits_at
+    local least_ahead, ahead, most_ahead = ahead_of(ticket, scope, one_scope)
+    ahead = ahead + other_class(flow, ahead + cost, 0)
+    most_ahead = most_ahead + other_class(flow, most_ahead + cost, demand.idle)
+    local each, pace, pace_most = 1, 0, 0
+    if flow.batch and st.period and st.period <= PACED then
+      pace = at + ceil(ahead * st.period / limit)
+      pace_most = ceil((most_ahead + cost) / limit + 2) * st.period
+    end
+    if demand.other == 0 and (demand.sum == 0 or demand.least == demand.most and demand.least == cost) then
+      each = cost
+    elseif not algorithm.drains then -- a ticket that waits for its cost leaves less than that unused
+      local used = max(1, limit - largest + 1, limit / 2)
+      ahead, most_ahead = ceil(ahead * limit / used), ceil(most_ahead * limit / used)
+    end
+    local late = (largest > 0 and fits_at(st, at, largest, most_ahead, each) or at) + pace_most
+    local delay = scope.sections and upstream().fits_at(scope, i, at, at, largest, most_ahead) - at or 0
+    if delay > 0 then late = late + delay + (late > at and st.gap or 0) end -- the window fills up after it
+    local fit, earliest, bounded = max(pace, windows.fits_window(scope, i, at, cost, ahead, each)), at, true
+    if algorithm.release then
+      local leases = st.present or st -- they may be renewed
+      bounded = leases.hold > 0 or largest == 0 or fits_at(leases, at, largest, most_ahead, each) <= at
+    elseif cost > 0 then
+      earliest = fits_at(st, at, cost, least_ahead, each)
+    end
+    return fit, late, earliest, bounded
+  end
+
+  return function(ticket, all_scopes, from, fits) -- `forecast`, as above
+    local costs, batch = ticket.costs, ticket.flow.batch
     local list, at = let_in(all_scopes, from, costs)
-    local batch, one_scope = flow.batch, call.only_tenants and not list[2] -- the policy has only one
-    local time, earliest, waits, binds, known, blocking, elapsed = from, at, 0, 0, true, 0, 0
+    local one_scope = call.only_tenants and not list[2] -- the policy has only one
+    local time, earliest, waits, binds, known, blocking, elapsed = from, at, 0, nil, true, 0, 0
     for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
     for s = 1, #list do
       local scope, numbers = list[s], list[s].spec.windows
@@ -102,47 +159,18 @@ local function new_eta(L)
       local room, since = not scope.sections and not call.batches, scope.sections and from or at
       for j = 1, look and #numbers or 0 do
         local i = numbers[j]
-        local window, st, cost = call.windows[i], scope.states[i], costs.windows[i]
-        local algorithm, unit, limit = window.algorithm, window.unit, st.limit
-        local idle = list[2] and limit or 0 -- live tickets may leave all of it to batches while they wait at other scopes
-        local sum, most, least = waiting(flow, scope, unit, batch)
-        local other, other_most = 0, 0
-        if call.batches then other, other_most = waiting(flow, scope, unit, not batch) end
-        local all = sum + other_class(flow, other, other_most, sum + cost, idle)
-        room = room and (cost + all == 0 or algorithm.fits_at(st, at, cost, all + MANY * cost, 1) <= at)
+        local st, fits_at = scope.states[i], call.windows[i].algorithm.fits_at
+        set_demand(ticket, scope, i, list[2] and st.limit or 0) -- tickets may wait at other scopes while this one idles
+        local cost, all = demand.cost, demand.all
+        room = room and (cost + all == 0 or fits_at(st, at, cost, all + MANY * cost, 1) <= at)
         if scope.sections or batch or
-          (not room and cost + all > 0 and algorithm.fits_at(st, at, cost, all, 1) > at) then -- else all fits now
-          local fits_window, largest = windows.fits_window, max(most, other_most, cost)
-          local least_before, ahead, most_ahead =
-            ahead_of(flow, scope, unit, cost, position, sum, largest, all_first, one_scope)
-          ahead = ahead + other_class(flow, other, other_most, ahead + cost, 0)
-          most_ahead = most_ahead + other_class(flow, other, other_most, most_ahead + cost, idle)
-          local each, pace, pace_most = 1, 0, 0
-          if batch and st.period and st.period <= PACED then
-            pace = at + ceil(ahead * st.period / limit)
-            pace_most = ceil((most_ahead + cost) / limit + 2) * st.period
-          end
-          if other == 0 and (sum == 0 or least == most and least == cost) then
-            each = cost
-          elseif not algorithm.drains then -- a ticket that waits for its cost leaves less than that unused
-            local used = max(1, limit - largest + 1, limit / 2)
-            ahead, most_ahead = ceil(ahead * limit / used), ceil(most_ahead * limit / used)
-          end
-          local late = (largest > 0 and algorithm.fits_at(st, at, largest, most_ahead, each) or at) + pace_most
-          local delay = scope.sections and upstream().fits_at(scope, i, at, at, largest, most_ahead) - at or 0
-          if delay > 0 then late = late + delay + (late > at and st.gap or 0) end -- the window fills up after it
-          local fit = max(pace, fits_window(scope, i, at, cost, ahead, each))
-          if algorithm.release then
-            local leases, fits_at = st.present or st, algorithm.fits_at -- leases may be renewed
-            known = known and (leases.hold > 0 or largest == 0 or fits_at(leases, at, largest, most_ahead, each) <= at)
-          else
-            earliest = max(earliest, cost > 0 and algorithm.fits_at(st, at, cost, least_before, each) or at)
-          end
-          waits = waits + late - at
-          if late > at then blocking = blocking + 1 end
-          if st.resets and late > at then
-            elapsed = elapsed + at - st.resets[1] - st.margin
-            if st.margin > 0 then elapsed = elapsed + late - at end -- they may count on both sides of a reset
+          (not room and cost + all > 0 and fits_at(st, at, cost, all, 1) > at) then -- else all fits now
+          local fit, late, soonest, bounded = delays(ticket, scope, i, at, one_scope)
+          known, earliest, waits = known and bounded, max(earliest, soonest), waits + late - at
+          if late > at then
+            blocking = blocking + 1
+            if st.resets then elapsed = elapsed + at - st.resets[1] - st.margin end
+            if st.resets and st.margin > 0 then elapsed = elapsed + late - at end -- they may count on both sides of a reset
           end
           if fit > max(time, since) then time, binds = fit, i end
           if fits and fit > since then fits[i] = fit end
@@ -153,7 +181,9 @@ local function new_eta(L)
     time = min(time, MOST)
     if blocking > 1 then waits = waits + elapsed end -- tickets delayed elsewhere come into the next bucket
     local latest = min(MOST, max(time, at + waits))
-    if time == latest and earliest < time and not all_first then latest = latest + 1 end -- the start is not exact
-    return time, known and latest or 0, binds, min(earliest, time)
+    if time == latest and earliest < time and not ticket.all_first then latest = latest + 1 end -- the start is not exact
+    local answer = new_answer(time, known and latest or 0)
+    answer.binds = binds
+    return answer, min(earliest, time)
   end
 end

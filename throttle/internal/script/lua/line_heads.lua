@@ -44,16 +44,16 @@ local function new_heads(L)
     return upstream().fits_at(scope, i, at, time, cost, ahead)
   end
 
-  -- blocker returns the first scope without room for the costs, nil if all have room or the costs never fit; when the
-  -- scope may have room; and whether the costs never fit, as they are above a window's capacity. A flow whose tenant
-  -- operators have paused waits at a node of the tenant, even if the policy has no such scope. If L.order is set, the
-  -- flow leaves room for sides whose turn it is (line_order.lua), until their turn lapses.
+  -- blocker returns the suffix of the first scope without room for the costs, nil if all have room or the costs never
+  -- fit; when the scope may have room; and whether the costs never fit, as they are above a window's capacity. A flow
+  -- whose tenant operators have paused waits at a node of the tenant, even if the policy has no such scope. If L.order
+  -- is set, the flow leaves room for sides whose turn it is (line_order.lua), until their turn lapses.
   function heads.blocker(flow, costs)
     local list, at = heads.scopes_of(flow)
     local order, by_window, settings = L.order, costs.windows, flow.settings
     if settings and (settings.paused or 0) > at then
-      local scope = list[1] and list[1].spec.of_tenant and list[1]
-      return scope or {suffix = 'w:tenant:' .. flow.tenant}, settings.paused, false
+      local narrowest = list[1] and list[1].spec.of_tenant and list[1].suffix
+      return narrowest or 'w:tenant:' .. flow.tenant, settings.paused, false
     end
     if settings and settings.unlimited then return nil, at, false end
     for s = 1, #list do -- a ticket that never fits does not wait, even for a narrower scope
@@ -64,7 +64,7 @@ local function new_heads(L)
     local last = #list + (order and not call.numbers[''] and 1 or 0) -- sides take turns at ROOT in any case
     for s = 1, last do
       local scope, blocked_until = list[s] or order.root, at
-      if scope.failed then return scope, now + appointments.LATEST, false end
+      if scope.failed then return scope.suffix, now + appointments.LATEST, false end
       local numbers, ahead, owed = scope.spec.windows, scope.ahead, order and order.owed(flow, scope)
       for j = 1, #numbers do
         local i = numbers[j]
@@ -79,7 +79,7 @@ local function new_heads(L)
         blocked_until = max(blocked_until, opens)
       end
       if owed and owed.opens then blocked_until = max(blocked_until, owed.opens) end
-      if blocked_until > at then return scope, blocked_until, false end
+      if blocked_until > at then return scope.suffix, blocked_until, false end
     end
     return nil, at, false
   end
@@ -131,7 +131,7 @@ local function new_heads(L)
   -- put puts a flow where its first ticket has to wait.
   function heads.put(flow, ticket)
     local blocked, time = heads.blocker(flow, ticket.costs)
-    local suffix = blocked and blocked.suffix or ROOT
+    local suffix = blocked or ROOT
     L.move(flow, suffix, ticket.rank, fair.score(L.node_of(flow.queue, suffix), flow, ticket.rank))
     heads.due_by(flow.queue, suffix, blocked and time or now)
   end

@@ -4,15 +4,15 @@
 -- (request.lua); list, the scopes of r; `at`, the time of these scopes.
 
 local function new_join(L)
-  local SLOTS = -1 -- `binds` if handler slots do
   local ZERO, FRONT = 4503599627370496, 1000000000000000 -- ranks of time 0, at the end and in front
 
-  local call, expected = L.call, new_eta(L)
+  local call = L.call
   local P, now = call.P, call.now
   -- Most joins need none of these.
   local function fair() return made_once(new_fair, L) end
   local function heads() return made_once(new_heads, L) end
   local function order() return made_once(new_order, L, {}, false) end
+  local function forecast(...) return made_once(new_eta, L)(...) end
   local unwritten = false -- whether a ticket joined in this call that Redis does not know yet
 
   -- flow_for returns the flow of a request, a new one unless it waits.
@@ -63,7 +63,7 @@ local function new_join(L)
     return L.rank + (front and FRONT or ZERO)
   end
 
-  -- enter puts a ticket in line at its rank. It keeps the window that binds, and puts the flow at its node.
+  -- enter puts a ticket in line at its rank. It keeps the window that binds, if one does, and puts the flow at its node.
   local function enter(r, q, flow, costs, binds)
     local id, is_first = r.ticket, flow.n == 0
     local rank = format('%d', (r.rank or new_rank(r.front)) + 0)
@@ -78,18 +78,17 @@ local function new_join(L)
     local text = costs.text
     if text == 'requests=1' then text = '' end -- the costs of most tickets
     local values = q.batch and '!' .. flow.values or flow.values
-    local key = binds > 0 and not find(r.key, '+', 1, true) and r.key .. '+' .. binds or r.key
+    local key = binds and not find(r.key, '+', 1, true) and r.key .. '+' .. binds or r.key
     L.write('t', id, rank .. text .. ' ' .. values .. ' ' .. key)
     L.change('f:' .. r.flow, id, rank + 0)
     L.count(flow, costs, 1)
     if is_first or r.front or r.rank then put_flow(flow, id, rank, costs) end
   end
 
-  -- with_slots returns start, latest and binds, or those of a handler slot if that is expected later.
-  local function with_slots(flow, position, start, latest, binds)
+  -- wait_for_slot lets the answer wait for a handler slot, if that is expected later.
+  local function wait_for_slot(answer, flow, position)
     local slot = appointments.slot_at(L.queue_of(flow.queue), now, flow, position)
-    if slot > max(start, latest) then return slot, 0, SLOTS end
-    return start, latest, binds
+    if slot > max(answer.time, answer.latest) then answer.time, answer.latest, answer.binds = slot, 0, SLOTS end
   end
 
   -- granted moves the tags of sides for a grant by reserve, as takes do, if batches wait.
@@ -98,42 +97,57 @@ local function new_join(L)
     order().write()
   end
 
-  -- somebody_waits returns whether tickets other than `id` delay the request: tickets that wait at its scopes.
-  -- Without a shared window ROOT is no such scope: tickets wait there for a slot, which the request has. Instead, the
-  -- first ticket of its flow delays it, if that ticket has other costs than the request, and does not fit now. Tickets
-  -- of a batch delay a live request only if it owes them room.
-  local function somebody_waits(r, id)
-    local batch, flow_name = r.batch, id and L.flow_name(id)
-    local ticket_flow = flow_name and L.flow_of(flow_name)
-    for i = 1, call.batches and not batch and #r.suffixes or 0 do
+  -- owes_room returns whether the request leaves room to tickets of a batch: only these delay live requests.
+  local function owes_room(r)
+    for i = 1, call.batches and not r.batch and #r.suffixes or 0 do
       if order().owed(flow_for(r), call.open[r.suffixes[i]]) then return true end
-    end
-    if unwritten then L.flush() end
-    unwritten = false
-    for name, q in pairs(L.queues) do
-      if (batch or not q.batch) and (name == r.queue and q.n > 0 or name ~= r.queue and L.alive(q)) then
-        for i = 1, #r.suffixes do
-          local suffix = r.suffixes[i]
-          local own_node = ticket_flow and ticket_flow.n == 1 and ticket_flow.queue == name and ticket_flow.suffix
-          if L.count_flows(name .. '|' .. suffix) > (own_node == suffix and 1 or 0) then return true end
-        end
-      end
-    end
-    local flow = not call.numbers[''] and L.flow_of(r.flow)
-    if flow and flow.suffix == ROOT and flow.same ~= windows.costs_of(call, r.costs_text) then
-      local first = heads().first_ticket(flow)
-      return first and first.id ~= id and heads().blocker(flow, first.costs) and true or false
     end
     return false
   end
 
-  -- expect returns start, latest, binds and earliest of a request without a ticket.
-  local function expect(r, list, at, fits)
-    return expected(flow_for(r), list, at, windows.costs_of(call, r.costs_text), nil, true, fits)
+  -- others_wait returns whether flows wait at the request's scopes, in a queue that it goes after. A flow whose
+  -- only ticket is the request's own does not count.
+  local function others_wait(r, id)
+    local flow_name = id and L.flow_name(id)
+    local own = flow_name and L.flow_of(flow_name)
+    if own and own.n ~= 1 then own = nil end
+    for name, q in pairs(L.queues) do
+      local waits = q.n > 0 and (name == r.queue or L.alive(q))
+      for i = 1, waits and (r.batch or not q.batch) and #r.suffixes or 0 do
+        local suffix = r.suffixes[i]
+        local is_own = own and own.queue == name and own.suffix == suffix
+        if L.count_flows(name .. '|' .. suffix) > (is_own and 1 or 0) then return true end
+      end
+    end
+    return false
   end
 
-  -- expect_ticket returns start, latest and binds of the request's ticket, or, if it has none, of its flow's
-  -- last ticket; nil if that ticket does not wait.
+  -- first_goes_before returns whether the first ticket of the request's flow waits at ROOT, has other costs than
+  -- the request, and does not fit now. With equal costs, it waits for a slot, which the request has.
+  local function first_goes_before(r, id)
+    local flow = L.flow_of(r.flow)
+    if not flow or flow.suffix ~= ROOT or flow.same == windows.costs_of(call, r.costs_text) then return false end
+    local first = heads().first_ticket(flow)
+    return first and first.id ~= id and heads().blocker(flow, first.costs) and true or false
+  end
+
+  -- somebody_waits returns whether tickets other than `id` delay the request.
+  local function somebody_waits(r, id)
+    if owes_room(r) then return true end
+    if unwritten then L.flush() end
+    unwritten = false
+    -- Without a shared window ROOT is no scope of the request: only its own flow may delay it there.
+    return others_wait(r, id) or not call.numbers[''] and first_goes_before(r, id)
+  end
+
+  -- expect returns the answer to a request without a ticket, and its earliest start.
+  local function expect(r, list, at, fits)
+    local costs = windows.costs_of(call, r.costs_text)
+    return forecast({flow = flow_for(r), costs = costs, position = nil, all_first = true}, list, at, fits)
+  end
+
+  -- expect_ticket returns the answer for the request's ticket, or, if it has none, for its flow's last ticket; nil
+  -- if that ticket does not wait.
   local function expect_ticket(r, list, at, fits)
     local flow = L.flow_of(r.flow)
     if not flow or flow.n == 0 then return nil end
@@ -145,9 +159,10 @@ local function new_join(L)
     local _, text = L.ticket(id)
     if L.flow_name(id) ~= flow.id then return nil end
     list, at = resumed(r, list, at)
-    local start, latest, binds =
-      expected(flow, list, at, windows.costs_of(call, text), position, false, fits)
-    return with_slots(flow, position, start, latest, binds)
+    local costs = windows.costs_of(call, text)
+    local answer = forecast({flow = flow, costs = costs, position = position, all_first = false}, list, at, fits)
+    wait_for_slot(answer, flow, position)
+    return answer
   end
 
   -- refresh sets a flow's weight and settings to the request's.
@@ -178,14 +193,18 @@ local function new_join(L)
   end
 
   -- join puts the ticket of a request in line. It returns the values of a verb (decide.lua).
-  local function join(r, list, at, earlier_status)
+  local function join(r, list, at, joined_before)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
-    if name == r.flow then -- it waits already; the copy of a call nudges again, which does no harm
+    if name == r.flow then -- it waits already
       local kept, key = match(L.read('t', r.ticket), '^(.* )([^ :+]*)')
       if key ~= match(r.key, '^[^:+]*') then L.write('t', r.ticket, kept .. r.key) end -- another task has the ID now
-      local start, latest, binds = expect_ticket(r, list, at, nil)
-      if start then return earlier_status == 3 and 3 or 6, now, start, latest, binds, earlier_status == 3 and 1 or nil end
+      local answer = expect_ticket(r, list, at, nil)
+      if answer and not joined_before then return 'waits', now, answer end
+      if answer then
+        answer.nudge = true -- again, which does no harm
+        return 'joined', now, answer
+      end
     end
     list, at = resumed(r, list, at)
     local flow = flow_for(r)
@@ -194,19 +213,20 @@ local function new_join(L)
       L.flush()
       position = redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
     end
-    local start, latest, binds, earliest = expected(flow, list, at, costs, position)
-    if r.backlog and flow.n >= r.backlog then return 5, now, start, latest, binds, 0 end
-    local refused = (r.max_wait or r.deadline) and too_late(r, start, latest, earliest)
-    if refused then return refused, now, start, latest, binds, 0 end
+    local answer, earliest =
+      forecast({flow = flow, costs = costs, position = position, all_first = false}, list, at, nil)
+    if r.backlog and flow.n >= r.backlog then return 'backlog', now, answer end
+    local refusal = (r.max_wait or r.deadline) and refused(r, answer, earliest)
+    if refusal then return refusal, now, answer end
     if name then -- the ticket leaves another flow, as its scopes or attributes have changed
       heads().remove(r.ticket)
       flow = flow_for(r)
     end
     local q = L.queue_of(r.queue)
-    enter(r, q, flow, costs, binds)
-    local nudge = (r.rank or r.paused) and 0 or appointments.nudge(q, now, start)
-    start, latest, binds = with_slots(flow, position or flow.n - 1, start, latest, binds)
-    return 3, now, start, latest, binds, nudge
+    enter(r, q, flow, costs, answer.binds)
+    answer.nudge = not r.rank and not r.paused and appointments.nudge(q, now, answer.time) or nil
+    wait_for_slot(answer, flow, position or flow.n - 1)
+    return 'joined', now, answer
   end
 
   return {

@@ -117,7 +117,7 @@ local function new_take(L)
         move_first(node, flow, node.suffix, flow.rank, tag) -- the tag has moved since, by a grant at another node
       else
         local blocked, time, never = heads.blocker(flow, ticket.costs)
-        local suffix = blocked and blocked.suffix or ROOT
+        local suffix = blocked or ROOT
         if suffix ~= node.suffix then
           local other = L.node_of(node.queue, suffix)
           flow.passed, other.list = true, nil

@@ -19,13 +19,13 @@ local function new_verbs(call)
   function verbs.exempt(r, list, now)
     grant(call, r, list, now)
     if call.line and r.ticket then call.line.heads().remove(r.ticket) end
-    return 1, now
+    return 'ok', now
   end
 
   function verbs.observe(r, list, now, fits)
     local time = windows.fits_at(list, r.costs, now, fits)
     verbs.exempt(r, list, now)
-    return 1, now, time > now and time or nil
+    return 'ok', now, time > now and {time = time} or nil
   end
 
   function verbs.peek(r, list, now, fits)
@@ -33,26 +33,25 @@ local function new_verbs(call)
     if time > now or r.paused or line and line.somebody_waits(r, r.ticket) then
       return denied(r, list, now, fits, time)
     end
-    return 1, now, now -- with a time, decide.lua also answers the upstream's state
+    return 'ok', now, {time = now} -- with an answer, decide.lua also tells the upstream's state
   end
 
   function verbs.leave(r, list, now)
-    if not call.line or not call.line.heads().remove(r.ticket) then return 8, now end
+    if not call.line or not call.line.heads().remove(r.ticket) then return 'nothing', now end
     call.dirty = true
-    return 1, now
+    return 'ok', now
   end
 
   function verbs.refresh(r, list, now)
-    if not call.line then return 8, now end
+    if not call.line then return 'nothing', now end
     call.line.refresh(r)
-    return 1, now
+    return 'ok', now
   end
 
   function verbs.expect(r, list, now, fits)
-    local start, latest, binds
-    if call.line and r.flow then start, latest, binds = call.line.expect_ticket(r, list, now, fits) end
-    if start then return 6, call.now, start, latest, binds end
-    return 8, call.now, windows.fits_at(list, r.costs, now, fits)
+    local answer = call.line and r.flow and call.line.expect_ticket(r, list, now, fits)
+    if answer then return 'waits', call.now, answer end
+    return 'nothing', call.now, {time = windows.fits_at(list, r.costs, now, fits)}
   end
 
   -- look_again makes the nodes of a request's scopes due, so that a take looks at the flows there.
@@ -60,17 +59,17 @@ local function new_verbs(call)
     for i = 1, call.line and #r.suffixes or 0 do call.line.heads().look_again(r.suffixes[i]) end
   end
 
-  -- tell calls a function of upstream.lua for the scopes that a request names. The status is 8 if all return false.
+  -- tell calls a function of upstream.lua for the scopes that a request names. The status is `nothing` if all return false.
   local function tell(act, r, list, now)
-    local status = 8
+    local status = 'nothing'
     for _, number in ipairs(r.scopes) do
       local scope = list[number]
       scopes.touch(scope, now)
-      if act(scope, now, r) ~= false then status = 1 end
+      if act(scope, now, r) ~= false then status = 'ok' end
     end
     call.dirty = true
     look_again(r)
-    return status, now, now
+    return status, now, {time = now}
   end
 
   function verbs.pause(r, list, now) return tell(upstream().pause, r, list, now) end
@@ -155,11 +154,11 @@ local function new_verbs(call)
     if r.lost then
       call.dirty = true -- so that a late copy of the lost call does nothing
       local known, from = r.known or '', 8 * r.lost
-      if byte(known, from) ~= 1 or unpack7(known, 1) ~= r.lost_seq then return 8, now end
+      if sub(known, from, from) ~= 'o' or unpack7(known, 1) ~= r.lost_seq then return 'nothing', now end
       r.at = unpack7(known, from + 1)
     end
     local fate, changes = read_fate(r), {}
-    if fate.cancelled then return 8, now end
+    if fate.cancelled then return 'nothing', now end
     local costs = costs_now(r, fate)
     -- A lease is given back whole, by any number below 0: settlements do not change it.
     for i, cost in ipairs(costs) do changes[i] = -max(cost, call.windows[i].algorithm.release and 1 or 0) end
@@ -168,17 +167,17 @@ local function new_verbs(call)
     local given = correct(r, list, now, fate, costs, changes)
     if call.line and r.rank then call.line.tags_back(r) end -- the take had moved the tenant's tag
     look_again(r)
-    return given > 0 and 1 or 8, now
+    return given > 0 and 'ok' or 'nothing', now
   end
 
   -- A repeated put_back does nothing: the ticket may have been taken since, and others may have got its units.
   function verbs.put_back(r, list, now)
     local line = line_of(r)
     local _, _, rank = line.ticket(r.ticket)
-    if rank and rank + 0 == r.rank or read_fate(r).cancelled then return 8, now end
+    if rank and rank + 0 == r.rank or read_fate(r).cancelled then return 'nothing', now end
     verbs.cancel(r, list, now)
     if not rank then line.join(r, list, now) end -- a ticket that has joined again stays where it is
-    return 1, now
+    return 'ok', now
   end
 
   -- each_lease touches the scopes of windows with leases, and calls act(algorithm, st, i, scope) for each window.
@@ -199,20 +198,20 @@ local function new_verbs(call)
       time = max(time, now + st.lease) -- a renewal may still be on its way, even of a lease that has expired
     end)
     if fate.released and not fate.cancelled then remember(r, fate, time) end
-    if not freed then return 8, now end
+    if not freed then return 'nothing', now end
     look_again(r)
-    return 1, now
+    return 'ok', now
   end
 
   -- A lease that has expired is renewed only if there is room, and nobody waits for it.
   function verbs.renew(r, list, now)
-    local status, fate, never = 1, read_fate(r), {}
+    local status, fate, never = 'ok', read_fate(r), {}
     for _, i in ipairs(r.never or {}) do never[i] = true end -- windows that never counted it
     each_lease(list, now, function(algorithm, st, i, scope)
       if r.costs[i] == 0 then return end
       local id, waits = lease_id(call, r.id), call.line and call.line.waits_at(scope.suffix)
       if fate.cancelled or fate.released or algorithm.renew(st, now, r.costs[i], id, waits) == 0 and not never[i] then
-        status = 8
+        status = 'nothing'
       end
     end)
     call.dirty = true
@@ -221,7 +220,7 @@ local function new_verbs(call)
 
   function verbs.settle(r, list, now)
     local fate, changes, changed = read_fate(r), {}, false
-    if fate.cancelled then return 8, now end
+    if fate.cancelled then return 'nothing', now end
     local costs = costs_now(r, fate)
     for i, cost in ipairs(costs) do
       local actual = r.actual[i]
@@ -229,10 +228,10 @@ local function new_verbs(call)
       changed = changed or changes[i] ~= 0
       if actual >= 0 then fate.settled[call.windows[i].name] = actual end
     end
-    if not changed then return 8, now end
+    if not changed then return 'nothing', now end
     correct(r, list, now, fate, costs, changes)
     look_again(r) -- also after units were added, as a first flow may have to wait at another node now
-    return 1, now
+    return 'ok', now
   end
 
   return verbs

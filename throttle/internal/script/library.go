@@ -36,11 +36,11 @@ func (r *Runner) script(p *Policy, body string) *redis.Script {
 // Text puts a script together. What follows codec is one function, whose closures capture the names of codec cheaply.
 func Text(algorithms []string, body string) string {
 	return texts("codec") + "return (function()\n" + texts(strings.Join(algorithms, " ")+base) +
-		"function extras(call)\n" + texts(more) +
+		"function extras(call)\nlocal line_files\n" + texts(more) +
 		"function line_files(call)\n" + texts(line) +
 		"return {expire = expire, new_join = new_join, new_line = new_line, new_take = new_take}\nend\n" +
-		"return {denied = denied, fields = fields, line_of = line_of, replace = replace, upstream = upstream, " +
-		"verb = verb}\nend\n" +
+		"return {denied = denied, fields = fields, line_files = line_files, line_of = line_of, replace = replace, " +
+		"upstream = upstream, verb = verb}\nend\n" +
 		texts(body) + "end)()\n"
 }
 

@@ -20,8 +20,8 @@ local MOST = 9007199254740992
 -- The key of the scope that all share. Flows wait for handler slots there, even if it has no window.
 local ROOT = 'w:'
 
--- Algorithms are kept by their letters. extras(call) and line_files(call) make functions that not all calls need.
-local algorithms, extras, line_files = {}, nil, nil
+-- Algorithms are kept by their letters. extras(call) makes functions that not all calls need.
+local algorithms, extras = {}, nil
 
 -- made_once returns the result of the first call of `make`: later calls ignore their arguments. It is the one way
 -- to leave functions out of calls that do not need them.
@@ -51,19 +51,12 @@ end
 
 -- pack7 returns a 7-byte integer, 0 <= n < 2^56.
 local function pack7(n)
-  local g = n % 256
-  n = (n - g) / 256
-  if n < 256 then return char(0, 0, 0, 0, 0, n, g) end
-  local f = n % 256
-  n = (n - f) / 256
-  local e = n % 256
-  n = (n - e) / 256
-  local d = n % 256
-  n = (n - d) / 256
-  local c = n % 256
-  n = (n - c) / 256
-  local b = n % 256
-  return char((n - b) / 256, b, c, d, e, f, g)
+  local low = n % 16777216          -- three bytes
+  local high = (n - low) / 16777216 -- four bytes
+  local low1, low2 = low % 256, low % 65536
+  local high1, high2, high3 = high % 256, high % 65536, high % 16777216
+  return char((high - high3) / 16777216, (high3 - high2) / 65536, (high2 - high1) / 256, high1,
+    (low - low2) / 65536, (low2 - low1) / 256, low1)
 end
 
 local function unpack7(s, i)

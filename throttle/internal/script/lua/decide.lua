@@ -11,26 +11,22 @@
 -- request.go describes each verb. A request's fields are the JSON tags of Request there, a reply's
 -- fields the tags of Answer there. Times are in us.
 --
--- reply  for every request these values, with windows for reserve, exempt, observe, peek, expect and cancel:
---   answer  status at fields   at: when it was decided, or granted by an earlier copy (us); the fields are
---                              empty for most requests
---   window  used resets        the units, and when nothing is counted any more
---   error   "failed" text
--- where
---   status  ok (granted or done), denied, joined, waits (in line since before), too_long, backlog and
---           too_late (refused), or nothing:
---             cancel, put_back           an earlier call did it; of a cancel also: nothing came back
---             release                    nothing was held
---             renew                      a lease is lost
---             settle                     nothing changes
---             leave, expect              nothing waits there (refresh: in the whole line)
---             pause                      it was news for no scope (`pause` in upstream.lua)
+-- The reply has for every request "failed" and a text, or these values:
+--   status at fields  `at` is when it was decided, or granted by an earlier copy; most have no fields
+--   used resets       of every window, for reserve, exempt, observe, peek, expect and cancel: its units, and when none
+--                     is counted any more
+-- A status is ok (granted or done), denied, joined, waits (in line since before), too_long, backlog or too_late (all
+-- three: refused), or nothing. The last is for
+--   cancel, put_back  an earlier call did it; of a cancel also: nothing came back
+--   release, renew    nothing was held; a lease is lost
+--   settle            nothing changes
+--   leave, expect     nothing waits there (refresh: in the whole line)
+--   pause             it was news for no scope (`pause` in upstream.lua)
 -- A late copy of a call whose caller gave up gets an empty reply, which nobody reads.
 --
 -- Keys, after the prefix P of the policy:
 --   r:PROCESS     the record of a process's last call, which answers that call if it is repeated:
---                 seq(7), then for every request the first letter of its status, and at(7), which only counts if
---                 the status is ok
+--                 seq(7), then for every request the first letter of its status, and at(7)
 
 local call = read_policy()
 
@@ -51,8 +47,6 @@ local last = record and unpack7(record, 1) or 0
 if last > seq then return {} end
 local earlier = last == seq and record -- this call's own, if it is a copy of the last one
 
-local NOT_GRANTED = '\0\0\0\0\0\0\0'
-
 -- A verb takes the request, its scopes, their time, a table that gets the time at which each window has room, and
 -- whether an earlier copy of the call joined the line. It returns status, at, and nil or an answer (request_more.lua).
 -- Most calls need only these two verbs.
@@ -60,7 +54,6 @@ local verbs = {
   reserve = function(r, list, now, fits, joined_before)
     local line, replaces = call.line, r.replaces -- a request that replaces a grant has had its turn: only windows deny it
     local waits = r.ticket and line and line.flow_name(r.ticket)
-    if joined_before and not waits then return 'joined', now, {time = now} end -- a server has taken it since
     local time = windows.fits_at(list, r.costs, now, fits)
     if time <= now and (replaces or not r.paused and
       (not line or not line.somebody_waits(r, waits and r.ticket))) then
@@ -77,10 +70,8 @@ local verbs = {
   end,
 
   join = function(r, list, now, fits, joined_before)
-    local line = call.line or made_once(extras, call).line_of(r)
-    if joined_before and not line.flow_name(r.ticket) then return 'joined', now, {time = now} end -- as above
     call.dirty = true
-    local status, at, answer = line.join(r, list, now, joined_before)
+    local status, at, answer = made_once(extras, call).line_of(r).join(r, list, now, joined_before)
     if not answer.nudge and answer.latest == at then return status, at end -- it is expected now: no more is to be said
     return status, at, answer
   end,
@@ -121,7 +112,7 @@ for from = first, #argv, stride do
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 'failed', failed
     m = m + 2
-    done[count] = 'f' .. NOT_GRANTED
+    done[count] = 'f' .. pack_time(now)
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'
@@ -131,12 +122,14 @@ for from = first, #argv, stride do
     if r.lost then r.known = record end
     if earlier_letter == 'o' then -- an earlier copy has done it
       status, decided = 'ok', unpack7(earlier, 8 * count + 1)
+    elseif earlier_letter == 'j' and not (call.line and call.line.flow_name(r.ticket)) then -- a server has taken it since
+      status, decided, answer = 'joined', now, {time = now}
     else
       if r.replaces then made_once(extras, call).replace(r, list, now) end
       status, decided, answer = verb(r, list, now, fits, earlier_letter == 'j')
     end
 
-    done[count] = sub(status, 1, 1) .. (status == 'ok' and pack_time(decided) or NOT_GRANTED)
+    done[count] = sub(status, 1, 1) .. pack_time(decided)
     local text = ''
     if answer or r.old_costs or now > call.now then
       text = made_once(extras, call).fields(r, list, now, needs_windows and fits, answer or {time = decided})

@@ -17,15 +17,11 @@
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
 --                key        then ":SINCE" if that was given, and "+N" if window N delayed it for longest
---   f          hash: flow "QUEUE|VALUES" ->
---              "tickets units weight tag suffix rank tenant suffixes;settings"
---                units      the text of line_units.lua
---                weight     in thousandths
+--   f          hash: flow "QUEUE|VALUES" -> "tickets units weight tag suffix rank tenant suffixes;settings"
+--                units      the text of line_units.lua; weight: in thousandths
 --                tag        of its tenant at ROOT, if no window counts by other attributes; else 0
---                suffix     of the node where it waits, and
---                rank       of its first ticket there. If it waits nowhere, suffix is "-", and rank has no meaning
---                suffixes   of its scopes, narrow to broad, joined by "+"
---                settings   the tenant's own parameters (windows.lua)
+--                suffix     of the node where it waits, "-" if nowhere; rank: of its first ticket there
+--                suffixes   of its scopes, narrow to broad, joined by "+"; settings: the tenant's own (windows.lua)
 --   f:FLOW     sorted set: the tickets of a flow by rank
 --   n:NODE     sorted set: the flows that wait at a node, by tag or rank, as members "RANK FLOW":
 --              RANK, of its first ticket, is the order of flows with equal tags
@@ -40,8 +36,7 @@
 --                weights    the sum of its flows' weights; `flows` is their number
 --                first      the first appointment of servers that will ask; `last` is the last one
 --                server     the first name, in the alphabet, of the queues that are asked for together
---                since      since when tickets wait for slots, 0 if they do not; `taken` is the number of
---                           tickets taken since then (line_appointments.lua)
+--                since      since when tickets wait for slots, else 0; `taken` since then (line_appointments.lua)
 --                priority   of asynq.Config
 --                rescan     the cursor of the scan that makes nodes due after limits changed; "-": it is done
 --   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
@@ -107,7 +102,8 @@ local function add_writing(L)
     if node and node.shared then
       local crowd = crowds[node] or {members = {}, tenants = {}}
       crowds[node], crowd.tenants[flow.tenant] = crowd, true
-      crowd.members[flow.tenant .. ' ' .. member], score = score and 0, false -- see above
+      crowd.members[flow.tenant .. ' ' .. member] = score and 0
+      score = false -- in n:NODE, see above
     end
     L.change('n:' .. key, member, score)
   end

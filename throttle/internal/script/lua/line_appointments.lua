@@ -28,8 +28,10 @@ function appointments.nudge(q, now, time)
   return true
 end
 
--- next returns a server's next appointment, if the next ticket may fit at `time`. It keeps the server's `previous`
--- one, if that lies between `time` and the queue's last one, and another server comes by `time`.
+-- next returns a server's next appointment, if the next ticket may fit at `time`:
+--   first <= time <= previous <= last  another server comes by `time`, and this one keeps its `previous` appointment
+--   previous == last, or time < first  nobody comes by `time` but perhaps this server: it comes then, and is the only one
+--   otherwise                          it comes SPACING after the last one, and not before `time`
 function appointments.next(q, now, time, previous)
   if time <= now then return now end
   local spacing = appointments.SPACING

@@ -1,15 +1,12 @@
 -- line_eta.lua: when a ticket is expected to start, and when at the latest.
 --
--- new_eta(L) -> forecast, a function:
---   forecast(ticket, list, from, fits) -> answer, earliest
---     ticket    {flow, costs, position, all_first}: it is asked about after `position` tickets of its flow, or after
---               all if that is nil. all_first: also all other tickets at its scopes go first, as for a
---               request without a ticket
---     list      its scopes; `from` is their time
---     fits      if any, gets by window when the costs fit there, 0 for at once
---     answer    (request_more.lua) with time, latest, and `binds` if a window delays the ticket: the
---               number of the one that does for longest
---     earliest  when it can start if only its own flow's tickets go first, as others may be gone by then
+-- new_eta(L) -> forecast, a function: forecast(ticket, list, from, fits) -> answer, earliest
+--   ticket    {flow, costs, position, all_first}: it goes after `position` tickets of its flow, or after all if that is
+--             nil. all_first: also all others at its scopes go first, as for a request without a ticket
+--   list      its scopes; `from` is their time
+--   fits      if any, gets by window when the costs fit there, 0 for at once
+--   answer    (request_more.lua) binds: the number of the window that delays the ticket for longest, if one does
+--   earliest  when it starts if only tickets of its own flow go first, as others may be gone by then
 --
 -- Until a ticket starts, the first of all waiting tickets lacks room in a window. So the latest start is the sum of the
 -- windows' waits, if all tickets go first that may, plus resets missed in one window while another delays tickets. It

@@ -195,24 +195,26 @@ local function new_order(L, names, strict)
     return strict and a.side.of_take and a.side.q.priority > b.side.q.priority
   end
 
-  -- owe adds to `owed` the units that a flow leaves to a row's side, which goes first. tag: of the flow's side.
-  local function owe(owed, standings, row, tag)
-    local lapses = row.lapses -- until when they are left; 0: none are
-    if row.side.of_take then
-      local due = heads.due_at(row.side.q.queue, standings.scope.suffix)
-      if due and due > now then -- it waits for room; a batch before its time delays nobody
-        local time = min(due, now + appointments.LATEST) -- its server may have gone by then
-        if row.class == LIVE or standings.time <= now + BURST then owed.opens = max(owed.opens or 0, time) end
-        return
-      end
-      if standings.scope.suffix == ROOT then return end -- this take visits that side before the flow
-      lapses = now + LATE
-    end
-    if lapses == 0 then return end
+  -- reserve adds to `owed` the units of the tickets by which a row's side is ahead of a tag, until that lapses.
+  local function reserve(owed, standings, row, tag, lapses)
     if not row.step then average_costs(standings, row) end
     local n = min(row.waiting.n, max(1, ceil((tag - row.account.tag) / row.step - 1e-6)))
     for unit, cost in pairs(row.units) do owed.reserved[unit] = (owed.reserved[unit] or 0) + n * cost end
     owed.lapses = min(owed.lapses, lapses)
+  end
+
+  -- owe adds to `owed` what a flow leaves to a row's side, which goes first. tag: of the flow's side.
+  local function owe(owed, standings, row, tag)
+    local suffix = standings.scope.suffix
+    local due = row.side.of_take and heads.due_at(row.side.q.queue, suffix)
+    if not row.side.of_take then
+      if row.lapses > 0 then reserve(owed, standings, row, tag, row.lapses) end
+    elseif due and due > now then -- it waits for room; a batch before its time delays nobody
+      local time = min(due, now + appointments.LATEST) -- its server may have gone by then
+      if row.class == LIVE or standings.time <= now + BURST then owed.opens = max(owed.opens or 0, time) end
+    elseif suffix ~= ROOT then -- at ROOT this take visits that side before the flow
+      reserve(owed, standings, row, tag, now + LATE)
+    end
   end
 
   -- owed returns the room that the flow leaves to others at a scope, or nil: {reserved, lapses, opens}. It leaves the
@@ -257,26 +259,33 @@ local function new_order(L, names, strict)
     return best, first and first.weight or 1
   end
 
+  -- move_tag moves V to the least tag, and the tag of a flow's side by the costs of a grant. It returns whether live
+  -- tickets wait, of which it need not know if the flow is live.
+  local function move_tag(standings, flow_row, costs)
+    local list, account, live = standings.list, flow_row.account, false
+    local v = account.tag
+    for k = 1, #list do
+      local row = list[k]
+      if (row.account.tag < v or flow_row.class == BATCH and row.class == LIVE) and waits(standings, row) then
+        v, live = min(v, row.account.tag), live or row.class == LIVE
+      end
+    end
+    standings.v, standings.changed = max(standings.v, v), true
+    local least = 2 * account.tag / MOST -- doubles round: less might not move it
+    account.tag = account.tag + max(least, fair.part_of(standings.scope, costs.windows) / flow_row.weight)
+    standings.tags[flow_row.side.q.queue] = account.tag
+    return live
+  end
+
   -- note_grant_at counts a grant at a scope. `delay` is the longest period (us) of the broader scopes at which live
   -- tickets delayed this batch, 0 for none. It returns that period for this scope and the broader ones.
   local function note_grant_at(flow, scope, costs, delay)
     local standings, flow_row = standings_of(flow, scope)
     if not standings then return delay end
-    local list, account, live = standings.list, flow_row.account, false
-    local v = account.tag
-    for k = 1, #list do
-      local row = list[k]
-      if (row.account.tag < v or flow.batch and row.class == LIVE) and waits(standings, row) then
-        v, live = min(v, row.account.tag), live or row.class == LIVE
-      end
-    end
+    local live = move_tag(standings, flow_row, costs)
     standings.mixed = standings.both and (live or flow_row.class == LIVE)
-    standings.v, standings.changed = max(standings.v, v), true
-    local least = 2 * account.tag / MOST -- doubles round: less might not move it
-    account.tag = account.tag + max(least, fair.part_of(scope, costs.windows) / flow_row.weight)
-    standings.tags[flow.queue] = account.tag
     if flow_row.class == LIVE then return 0 end
-    local longest, until_next = delay, 0
+    local longest, until_next = delay, 0 -- a batch's next ticket goes as late as its costs take at the windows' rates
     for _, i in ipairs(scope.spec.windows) do
       local st = scope.states[i]
       if st.period and st.period <= PACED then

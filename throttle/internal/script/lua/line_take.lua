@@ -30,7 +30,7 @@ local function new_take(L)
       end
     end
     node.list, list.whole = list, #ids < n
-    list.more = #ids == n or several and ids[1] -- others may wait here; a tenant's next flow comes when its first goes
+    list.refill = not list.whole or several and #ids > 0 -- when it is empty: a tenant's next flow comes after its first
     node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- some tenants have several
     scopes.read(call, suffixes)
     heads.load(list, ceil((n - 1) / max(1, #list)) + 1)
@@ -56,7 +56,7 @@ local function new_take(L)
   -- flows at a time. Flows without tickets are dropped.
   local function head_of(node, n)
     while true do
-      if not node.list or not node.list[1] and node.list.more then
+      if not node.list or not node.list[1] and node.list.refill then
         L.flush()
         load_list(node, node.crowded and 1 or n)
       end
@@ -66,7 +66,7 @@ local function new_take(L)
         local ticket = not elsewhere and heads.first_ticket(flow)
         if ticket then return flow, ticket end
         move_first(node, flow, elsewhere, flow.rank, flow.score)
-      elseif not node.list.more then
+      elseif not node.list.refill then
         return nil
       end
     end
@@ -102,9 +102,26 @@ local function new_take(L)
     move_first(root, flow, second and ROOT, (second or flow).rank, second and fair.score(root, flow, second.rank))
   end
 
-  -- visit looks at the flows of a node, in order. Flows that have room there go where they wait next. At ROOT, which is
-  -- the queue itself, it takes their tickets, up to `want` in this take. With `one` it stops after a ticket, as other
-  -- sides may go next. It reads n flows at a time, and returns how many steps are left.
+  -- pass_on lets the first flow of a node go on to another one: to where its first ticket lacks room, or to ROOT. time:
+  -- when to look at it there.
+  local function pass_on(node, flow, ticket, suffix, time)
+    local other = L.node_of(node.queue, suffix)
+    flow.passed, other.list = true, nil
+    move_first(node, flow, suffix, ticket.rank, fair.score(other, flow, ticket.rank))
+    heads.due_by(node.queue, suffix, time)
+    if L.order then L.order.moved(suffix) end
+    local scope = node.shared and suffix == ROOT and call.open[node.suffix]
+    if scope then -- the room that the flow will take is not free for the next
+      local ahead = scope.ahead or {}
+      for unit, cost in pairs(ticket.costs.units) do ahead[unit] = (ahead[unit] or 0) + cost end
+      scope.ahead = ahead
+    end
+    if node.suffix == ROOT then heads.reopen(flow, suffix) end
+  end
+
+  -- visit looks at the flows of a node, in order. Those that need not wait there go on. At ROOT, where flows wait that
+  -- have room everywhere, it takes tickets, up to `want` in this take. With `one` it stops after a ticket, as
+  -- other sides may go next. It reads n flows at a time, and returns how many steps are left.
   local function visit(node, steps, n, taken, want, one)
     while steps > 0 do
       steps = steps - 1
@@ -119,18 +136,7 @@ local function new_take(L)
         local blocked, time, never = heads.blocker(flow, ticket.costs)
         local suffix = blocked or ROOT
         if suffix ~= node.suffix then
-          local other = L.node_of(node.queue, suffix)
-          flow.passed, other.list = true, nil
-          move_first(node, flow, suffix, ticket.rank, fair.score(other, flow, ticket.rank))
-          heads.due_by(node.queue, suffix, blocked and time or now)
-          if L.order then L.order.moved(suffix) end
-          local scope = node.shared and suffix == ROOT and call.open[node.suffix]
-          if scope then -- the room that the flow will take is not free for the next
-            local ahead = scope.ahead or {}
-            for unit, cost in pairs(ticket.costs.units) do ahead[unit] = (ahead[unit] or 0) + cost end
-            scope.ahead = ahead
-          end
-          if node.suffix == ROOT then heads.reopen(flow, suffix) end
+          pass_on(node, flow, ticket, suffix, blocked and time or now)
         elseif blocked or taken.n >= want then
           heads.set_due(node.queue, suffix, blocked and time or now)
           return steps
@@ -191,19 +197,21 @@ local function new_take(L)
   -- nodes of each queue, until the queue's `rescan` is "-". A scan begins if the clock was set back, or if the last
   -- one has ended and began CHANGES us ago. A take with new limits that comes sooner only notes that one is needed.
   local function look_at_changes()
-    local text, limits, changed = redis.call('GET', P .. 'l'), L.limits, false
-    local since, known = match(text or '', '^(%d+) (.*)$')
-    local soon = known and now >= since + 0 and now < since + CHANGES
+    local text, begins = redis.call('GET', P .. 'l'), false
+    local since, known = match(text or '', '^(%d+) (.*)$') -- of the last scan; nil in a new line, which needs none
+    local too_soon = known and now >= since + 0 and now < since + CHANGES
     for _, q in pairs(L.queues) do
-      if q.asked > now then q.asked, q.changed, changed = now, true, true end
-      soon = soon or known and q.rescan ~= '-' -- a scan is under way: the next one begins after it
+      if q.asked > now then q.asked, q.changed, begins = now, true, true end
+      too_soon = too_soon or known and q.rescan ~= '-' -- the last scan goes on
     end
-    if known ~= limits and not (soon and known == '-') then
-      redis.call('SET', P .. 'l', soon and since .. ' -' or format('%d ', now) .. limits, 'EX', L.ttl)
-      changed = changed or known and not soon
+    local noted = L.limits
+    if too_soon and known ~= noted then noted = '-' end
+    if noted ~= known then
+      redis.call('SET', P .. 'l', (too_soon and since or format('%d', now)) .. ' ' .. noted, 'EX', L.ttl)
+      begins = begins or known and not too_soon
     end
     for _, q in pairs(L.queues) do
-      if changed then q.rescan, q.changed = '0', true end
+      if begins then q.rescan, q.changed = '0', true end
       local found = q.rescan ~= '-' and redis.call('ZSCAN', P .. q.dues_key, q.rescan, 'COUNT', LOOKS)
       for k = 1, found and #found[2] or 0, 2 do heads.due_by(q.queue, found[2][k], now) end
       if found then q.rescan, q.changed = found[1] == '0' and '-' or found[1], true end
@@ -268,8 +276,9 @@ local function new_take(L)
     return sides, names
   end
 
-  -- take takes up to `want` tickets from the queues, a list of {name, priority}; during a pause of the policy none. strict: priorities
-  -- are strict; appointment: the last one of the process. It returns when to ask again, 0 if nobody waits there.
+  -- take takes up to `want` tickets from the queues, a list of {name, priority}; during a pause of the policy none.
+  -- strict: priorities are strict; appointment: the last one of the process. It returns when to ask again, 0 if nobody
+  -- waits there.
   local function take(queues, strict, want, appointment, taken)
     look_at_changes()
     local sides, names = ask_for(queues)

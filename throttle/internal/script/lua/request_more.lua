@@ -1,16 +1,13 @@
 -- request_more.lua: shared by verbs and lines, for requests that are not simply granted; a part of extras(call).
 --
---   resumed(r, list, at) -> list, at           the scopes as they will be when the operators' pause of the
---                                              request ends, and that time
---   new_answer(time, latest) -> answer         fields of Answer (request.go): at first when the ticket is expected to
---                                              start, and its upper bound, 0 if none is known
---   refused(r, answer, earliest) -> status     that refuses a request which would wait too long, or nil
---   line_of(r) -> J                            the functions of line_join.lua, set up once; it reads the
---                                              request's line part, if there is a request
---   denied(r, list, now, fits, time) -> status, at, answer
---                                              of a denied request without a ticket
---   fields(r, list, now, fits, answer) -> text the answer with all fields; fits: false without windows. The
---                                              upstream's verbs, with r.scopes, get no pause by operators
+--   resumed(r, list, at) -> list, at: the scopes when the operators' pause of the request will have ended, and that time
+--   new_answer(time, latest) -> answer: fields of Answer (request.go), when a ticket is expected to start, and at the
+--     latest, 0 if that is unknown
+--   refused(r, answer, earliest) -> status, if it refuses a request that would wait too long, or nil
+--   line_of(r) -> the functions of line_join.lua, set up once. It reads the line part of the request, if there is one
+--   denied(r, list, now, fits, time) -> status, at, answer: of a denied request without a ticket
+--   fields(r, list, now, fits, answer) -> text: of the answer with all fields. fits: false without windows. The
+--     upstream's verbs, with r.scopes, get no pause by operators
 
 local SOON = 100000 -- us in which tickets that wait for slots may leave
 local SLOTS, PAUSED = -1, -2 -- `binds` if handler slots do, or a pause

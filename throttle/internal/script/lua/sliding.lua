@@ -49,8 +49,9 @@ algorithms['s'] = {
     return st
   end,
 
-  -- In an endless queue a unit goes one period after the unit that is `limit` units ahead of it. Where all
-  -- tickets ahead cost `each`, a period has room for whole tickets only.
+  -- In an endless queue a unit goes one period after the unit that is `limit` units ahead of it: `cycles` counts these
+  -- periods back, to a unit that counts already, or has room now. Where all tickets ahead cost `each`, a period
+  -- has room for whole tickets only.
   fits_at = function(st, now, cost, ahead, each)
     local limit, unit = st.limit, st.used + ahead + cost
     if unit <= limit then return now end
@@ -65,7 +66,7 @@ algorithms['s'] = {
       local periods = ceil((ahead + cost) / limit)
       unit = unit - periods * limit
       cycles = cycles + periods
-      if unit > 0 then -- it waits for the unit-th oldest one
+      if unit > 0 then -- a period after the unit-th oldest of those that count
         local log, seen = st.log, 0
         if log then
           flatten(log)
@@ -76,7 +77,7 @@ algorithms['s'] = {
         end
         return st.time + cycles * st.period
       end
-      cycles = cycles - 1
+      cycles = cycles - 1 -- the last step back came to a unit that has room now
     end
     return now + cycles * st.period
   end,

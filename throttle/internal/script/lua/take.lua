@@ -62,8 +62,7 @@ end
 
 if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then return remember(0, {}, SEQ_MS) end
 call.id_base = id_base
-made_once(extras, call) -- for its side effect: it sets line_files
-local files = made_once(line_files, call)
+local files = made_once(made_once(extras, call).line_files, call)
 local L = files.new_line(call)
 local T = files.new_take(L)
 local lost = format('%d', now - LOST)

@@ -9,19 +9,17 @@
 --       then the arguments of the script's own file, from ARGV[7] on
 --
 -- A call is a table:
---   P, now, paused              as above; paused is nil without a pause that is in force
---   leases                      whether some window holds its grants
---   batch_share                 Policy.BatchShare
---   scopes                      list of {attributes, of_tenant, windows}, narrow to broad
---   windows                     list of {name, unit, algorithm, label, p1 .. p4}; label is the name and
---                               the kind. See the kind's file for p1 to p4
---   scope_of                    by window: the number of its scope
---   open                        the scopes that were opened, by key
---   raw                         values that were read ahead, by key
---   generation                  how often states of any scope were loaded again (scope.lua)
---   texts                       costs and settings that were read, by text
---   dirty, line                 see request.lua
---   waiting                     the count of the line (line.lua); nil or false if nobody waits
+--   P, now, paused  as above; paused is nil without a pause that is in force
+--   leases          whether some window holds its grants
+--   batch_share     Policy.BatchShare
+--   scopes          list of {attributes, of_tenant, windows}, narrow to broad
+--   windows         list of {name, unit, algorithm, label, p1 .. p4}: see the algorithm's file; label is name and kind
+--   scope_of        by window: the number of its scope
+--   open, raw       the scopes that were opened, and values that were read ahead, by key
+--   generation      how often states of any scope were loaded again (scope.lua)
+--   texts           costs and settings that were read, by text
+--   dirty, line     see request.lua
+--   waiting         the count of the line (line.lua); nil or false if nobody waits
 
 local windows
 do

@@ -42,7 +42,8 @@ type Runner struct {
 	made sync.Map // *redis.Script, by name and algorithms
 }
 
-// Classify wraps an error of Redis in its kind. Package throttle, which has the kinds, sets it.
+// Classify wraps an error of Redis in its kind. Package throttle, which has the kinds, sets it before anything runs, and
+// uses its own. It is here for package inspect alone: in package throttle it would have to be exported to users.
 var Classify func(ctx context.Context, policy string, err error) error
 
 // NewID returns 16 random hex digits.
@@ -90,12 +91,12 @@ type Group struct {
 	seq    atomic.Int64 // of the last call
 
 	mu      sync.Mutex
-	busy    bool // a call is under way
-	waiting []*bundle
+	busy    bool      // a call is under way
+	waiting []*bundle // of callers, and those that cancel known grants of callers that gave up
 
-	// cancels give back the grants of calls whose answer was lost. The next call begins with them: the
-	// script's record of the last call tells which grants these were.
-	cancels []*bundle
+	// lost cancels the grants of a call whose answer was lost, whatever they were. Only the next call can, and begins
+	// with it: the script's record of the last call tells which grants these were.
+	lost []*bundle
 }
 
 // A bundle has the requests of one caller, or a part of them that one call can carry.
@@ -185,7 +186,7 @@ func (g *Group) giveUp(bundles []*bundle) bool {
 	}
 	for _, b := range bundles {
 		b.gone = true
-		g.cancelGrants(b)
+		g.cancelKnown(b)
 		if b.call != nil && !slices.ContainsFunc(b.call.bundles, func(other *bundle) bool { return !other.gone }) {
 			b.call.cancel()
 		}
@@ -201,10 +202,10 @@ func (g *Group) next() {
 		return
 	}
 	p := g.waiting[0].policy
-	// A call by another version of the policy replaces the record of the lost call: then the cancels would find no grant.
-	g.cancels = slices.DeleteFunc(g.cancels, func(b *bundle) bool { return b.policy != p })
-	c, room, all := &call{}, p.room(), append(g.cancels, g.waiting...)
-	g.cancels, g.waiting = nil, nil
+	// A call by another version of the policy replaces the record of the lost call: then no grant of it would be found.
+	g.lost = slices.DeleteFunc(g.lost, func(b *bundle) bool { return b.policy != p })
+	c, room, all := &call{}, p.room(), append(g.lost, g.waiting...)
+	g.lost, g.waiting = nil, nil
 	for _, b := range all {
 		if b.policy == p {
 			room -= len(b.requests) // after the first one without room, all bundles of this version of the policy wait
@@ -242,22 +243,22 @@ func (g *Group) send(ctx context.Context, c *call) {
 	}
 }
 
-// deliver keeps the answers to a bundle. The next call cancels grants whose caller gave up. It cancels also grants whose
-// answer was lost, in all as many as half a call carries: the others stay charged. The lock is held.
+// deliver keeps the answers to a bundle. If the caller gave up, a later call cancels its grants. The next call cancels
+// grants whose answer was lost, in all as many as half a call carries: the others stay charged. The lock is held.
 func (g *Group) deliver(b *bundle, answers []Answer) {
 	b.answers = answers
 	for i, answer := range answers {
-		if cancel, ok := b.requests[i].cancelLost(answer); ok && len(g.cancels) < b.policy.room()/2 { // leaves room
-			g.cancels = append(g.cancels, newBundle(b.ctx, b.policy, cancel))
+		if cancel, ok := b.requests[i].cancelLost(answer); ok && len(g.lost) < b.policy.room()/2 { // leaves room
+			g.lost = append(g.lost, newBundle(b.ctx, b.policy, cancel))
 		}
 	}
 	if b.gone {
-		g.cancelGrants(b)
+		g.cancelKnown(b)
 	}
 }
 
-// cancelGrants lets the next call cancel the grants of a caller that gave up. The lock is held.
-func (g *Group) cancelGrants(b *bundle) {
+// cancelKnown lets a later call cancel the grants that were answered to a caller that gave up. The lock is held.
+func (g *Group) cancelKnown(b *bundle) {
 	for i, answer := range b.answers {
 		if r := b.requests[i]; grants(r.Op) && answer.Status == Granted {
 			g.waiting = append(g.waiting, newBundle(b.ctx, b.policy, r.cancel(answer.At)))
@@ -273,12 +274,12 @@ func (r Request) cancel(at int64) Request {
 // cancelLost returns the request that gives back what Redis may have granted to callers whose answer was lost.
 func (r Request) cancelLost(a Answer) (cancel Request, ok bool) {
 	switch {
-	case a.seq == 0 || errors.As(a.Err, new(redis.Error)):
+	case a.seq == 0 || errors.As(a.Err, new(redis.Error)): // Redis has answered, if only by an error: nothing is lost
 		return r, false
 	case r.Lost > 0: // r is such a cancellation, and was lost itself: the next call repeats it
 		return r, true
 	}
-	cancel = r.cancel(0)
+	cancel = r.cancel(0) // the script takes the time from its record
 	cancel.Lost, cancel.LostSeq = a.index, a.seq
 	return cancel, grants(r.Op)
 }

@@ -27,7 +27,7 @@ type compiledPolicy struct {
 
 	removed   atomic.Bool  // it is in force no more
 	empty     atomic.Int32 // how often in a row no ticket was found in its line, after it was removed
-	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); MaxInt64 while that is under way
+	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); 0: the policy is new; or refreshUnderWay
 }
 
 // A policyState belongs to a line. Each compiled policy of the line takes it over from its predecessor.

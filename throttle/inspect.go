@@ -62,7 +62,7 @@ func (n *Line) Expect(ctx context.Context, expectations ...*Expectation) error {
 			e.Decision = o.decision(script.Answer{Used: make([]int64, len(cp.Windows))})
 			continue
 		}
-		ask := o.lineRequest(script.Expect, "")
+		ask := o.lineRequest(script.Expect)
 		ask.Cost, ask.Ticket, ask.LinePart.Flow = "", e.Ticket, e.Flow
 		if e.Flow == "" {
 			ask.LinePart = nil
@@ -100,8 +100,8 @@ func (n *Line) prepare(ctx context.Context, cp *compiledPolicy, e *Expectation) 
 		if o, err = n.checked(ctx, cp, e.Request); err == nil {
 			e.Flow = cp.flow(script.Escape(queue), e.Request)
 		}
-	default:
-		o, err = cp.newOperation(Request{}, n.limiter.interventions.Load().applyTo(cp, "", Tenant{}))
+	default: // it is about what all tenants share
+		o, err = cp.newPartialOperation(Request{}, n.limiter.interventions.Load().applyTo(cp, "", Tenant{}))
 	}
 	if e.Request.Ticket.Queue = queue; o != nil {
 		e.Settings, e.Windows, e.Settings.Weight = o.tenant.Tenant, o.windows, float64(o.weight())/1000

@@ -55,8 +55,11 @@ type interventions struct {
 // An effectiveTenant is a tenant as operators have changed it.
 type effectiveTenant struct {
 	Tenant
-	pauses [2]Pause // operators', of all tenants and of this one; zero without one
+	pauses [2]Pause // operators'; zero without one
 }
+
+// Indexes of effectiveTenant.pauses, in the order of script.PauseAnswer.Whose.
+const pauseOfAll, pauseOfTenant = 0, 1
 
 // paused reports whether operators pause the tenant. It decides only where Redis is not asked.
 func (t effectiveTenant) paused() bool { return t.pauses != [2]Pause{} }
@@ -108,8 +111,8 @@ func (now *interventions) applyTo(cp *compiledPolicy, name string, settings Tena
 			t.Tenant = changed
 		}
 	}
-	if t.pauses[0] = now.pause(target{policy: cp.Name}); name != "" {
-		t.pauses[1] = now.pause(target{cp.Name, name})
+	if t.pauses[pauseOfAll] = now.pause(target{policy: cp.Name}); name != "" {
+		t.pauses[pauseOfTenant] = now.pause(target{cp.Name, name})
 	}
 	return t
 }

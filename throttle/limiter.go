@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -114,7 +113,7 @@ func (l *Limiter) hook(hooks *testhook.Client) {
 	hooks.Gathered = func(policy string) int { return l.policies.Load().byLine[policy].group.Gathered() }
 	hooks.Refresh = func(ctx context.Context, policy string) error {
 		cp := l.policies.Load().byLine[policy]
-		cp.refreshAt.Store(math.MaxInt64)
+		cp.refreshAt.Store(refreshUnderWay)
 		return l.refresh(ctx, cp, nil)
 	}
 }
@@ -134,7 +133,7 @@ func (l *Limiter) Reserve(ctx context.Context, r Request) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	return l.send(ctx, o, o.reserveRequest(Reservation{}))
+	return l.send(ctx, o, o.reserveRequest())
 }
 
 func (l *Limiter) send(ctx context.Context, o *operation, ask script.Request) (Decision, error) {
@@ -172,7 +171,7 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	ask := o.lineRequest(script.Peek, "")
+	ask := o.lineRequest(script.Peek)
 	a, err := o.do(ctx, ask)
 	if err != nil {
 		return Decision{}, err

@@ -64,7 +64,7 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]LineDecision, er
 // what Limiter.Reserve returns, even if others fail. It never fails open. Errors are Take's and the TenantFunc's.
 func (n *Line) Reserve(ctx context.Context, requests []Request) ([]LineDecision, error) {
 	return n.ask(ctx, requests, false, func(o *operation) (script.Request, error) {
-		return o.reserveRequest(Reservation{}), nil
+		return o.reserveRequest(), nil
 	})
 }
 

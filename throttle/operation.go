@@ -83,12 +83,20 @@ func (l *Limiter) configuredTenant(ctx context.Context, cp *compiledPolicy, name
 	return t, errors.Join(cp.checkTenant(name, t)...)
 }
 
-// newOperation prepares a request. A request without a Policy is about what all tenants share, or about a grant that
-// the policy made when it had other scopes: it may lack values of scopes. Errors are *RequestError.
+// newOperation prepares a request, which must have a value of each attribute of the scopes. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
-	named := r.Policy != ""
+	return cp.operationOf(r, t, false)
+}
+
+// newPartialOperation prepares a request that may lack values of scopes: about what all tenants share, or about a grant
+// that the policy made when it had other scopes. It asks for no grant, so Policy.Observe does not apply.
+func (cp *compiledPolicy) newPartialOperation(r Request, t effectiveTenant) (*operation, error) {
+	return cp.operationOf(r, t, true)
+}
+
+func (cp *compiledPolicy) operationOf(r Request, t effectiveTenant, partial bool) (*operation, error) {
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.counting}
-	o.unlimited = t.Exempt || cp.Observe && named
+	o.unlimited = t.Exempt || cp.Observe && !partial
 	if len(t.Windows) > 0 {
 		o.windows = slices.Clone(cp.counting)
 		for i, w := range o.windows {
@@ -99,7 +107,7 @@ func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation
 	for i, attributes := range cp.scopes {
 		values := r.values(attributes)
 		for j, value := range values {
-			if named && (value == "" || len(value) > MaxValueBytes) {
+			if !partial && (value == "" || len(value) > MaxValueBytes) {
 				field := "attribute " + attributes[j]
 				if attributes[j] == TenantAttribute {
 					field = TenantAttribute
@@ -262,39 +270,39 @@ func micros(us int64) time.Duration {
 }
 
 // lineRequest returns a request with the fields that are common to all verbs about capacity or the line.
-func (o *operation) lineRequest(op, id string) script.Request {
+func (o *operation) lineRequest(op string) script.Request {
 	r := o.request
 	ask := script.Request{
-		Op: op, ID: id, Settings: o.tenantSettings(), Keys: o.keys, Cost: o.costsText(r), Hold: r.MaxHold.Microseconds(),
+		Op: op, Settings: o.tenantSettings(), Keys: o.keys, Cost: o.costsText(r), Hold: r.MaxHold.Microseconds(),
 		LinePart: &script.LinePart{
 			Since: max(0, r.Since.UnixMicro()), Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant,
 			Weight: o.weight(), Key: r.Key, Front: r.Front,
 		},
 	}
-	ask.Settings.Paused = o.tenant.pauses[1].ends()
-	if r.Ticket.ID != "" {
+	ask.Settings.Paused = o.tenant.pauses[pauseOfTenant].ends()
+	if r.hasTicket() {
 		ask.Ticket = r.Ticket.name()
 	}
 	return ask
 }
 
-// reserveRequest returns the request that reserves. A reservation that it replaces is given back by the same call.
-func (o *operation) reserveRequest(replaces Reservation) script.Request {
-	ask := o.lineRequest(o.verb, script.NewID())
+// reserveRequest returns the request that reserves.
+func (o *operation) reserveRequest() script.Request {
+	ask := o.lineRequest(o.verb)
 	o.refuseLate(ask.LinePart)
-	ask.At, ask.Replaces = max(0, replaces.At.UnixMicro()), replaces.ID
+	ask.ID = script.NewID()
 	return ask
 }
 
 // joinRequest returns what is sent to join: zero if the operation is never denied.
 func (o *operation) joinRequest() (ask script.Request, err error) {
 	switch {
-	case o.request.Ticket == (Ticket{}):
+	case !o.request.hasTicket():
 		return ask, o.request.bad("ticket", "", "must have an ID")
 	case o.unlimited && !o.tenant.paused():
 		return ask, nil
 	}
-	ask = o.lineRequest(script.Join, "")
+	ask = o.lineRequest(script.Join)
 	ask.LinePart.Backlog = int64(o.request.Backlog)
 	o.refuseLate(ask.LinePart)
 	return ask, nil
@@ -319,9 +327,10 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 
 func (o *operation) decision(a script.Answer) Decision {
 	// Only an operator's pause denies an unlimited request. What joined during the pause keeps its answer after it.
-	joined := !slices.Contains([]string{script.Granted, script.Denied, script.Nothing}, a.Status)
+	waits := a.Status == script.Waits || a.Status == script.WaitedBefore
+	refused := a.Status == script.OverMaxWait || a.Status == script.BacklogFull || a.Status == script.OverDeadline
 	pausedByHand := a.Status != script.Granted && a.Pause.Whose > 0
-	neverDenied := o.unlimited && !joined && !pausedByHand
+	neverDenied := o.unlimited && !waits && !refused && !pausedByHand
 	d := Decision{
 		AlreadyQueued: a.Status == script.WaitedBefore,
 		At:            time.UnixMicro(a.At),
@@ -329,7 +338,7 @@ func (o *operation) decision(a script.Answer) Decision {
 		Exempt:        neverDenied && o.tenant.Exempt,
 		Granted:       a.Status == script.Granted || neverDenied,
 		Policy:        o.Name,
-		Queued:        a.Status == script.Waits || a.Status == script.WaitedBefore,
+		Queued:        waits,
 		Tenant:        o.request.Tenant,
 	}
 	if !d.Granted {
@@ -366,7 +375,7 @@ func (o *operation) decision(a script.Answer) Decision {
 
 // decided returns the decision in an answer, or its refusal as an error.
 func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d Decision, err error) {
-	d, forCapacity := o.decision(a), ask.ID != "" // a peek and a join have no ID
+	d, reserves := o.decision(a), ask.Op == o.verb // else it is a peek or a join
 	switch {
 	case a.Status == script.BacklogFull:
 		cause := fmt.Errorf("%d wait already", o.request.Backlog)
@@ -377,12 +386,12 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
 	case a.Status == script.OverDeadline:
 		err = tooLate(o.request, d)
-	case d.Granted && forCapacity:
+	case d.Granted && reserves:
 		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, grantor: o.compiledPolicy, limiter: l}
 	case !d.Granted && !d.Queued && (a.Status != script.Denied || d.RetryIn == 0):
 		return Decision{}, fmt.Errorf("%w: policy %q: status %q: must be granted, denied or in line", ErrReply, o.Name, a.Status)
 	}
-	if forCapacity && (ask.At == 0 || !d.Granted) { // it replaces no grant
+	if reserves && (ask.Replaces == "" || !d.Granted) { // observers are not told of a grant that replaces another
 		tell(l, d)
 	}
 	return d, err

@@ -9,27 +9,28 @@ import (
 )
 
 const (
-	refreshTimeout = time.Minute
-	refreshEvery   = time.Minute      // tenants' settings change, and other processes may join by older ones
-	refreshPart    = 1000             // refreshes take at most 1/refreshPart of the time
-	refreshAgain   = 10 * time.Second // after an error
+	refreshTimeout  = time.Minute
+	refreshEvery    = time.Minute      // tenants' settings change, and other processes may join by older ones
+	refreshPart     = 1000             // refreshes take at most 1/refreshPart of the time
+	refreshAgain    = 10 * time.Second // after an error
+	refreshUnderWay = math.MaxInt64    // as compiledPolicy.refreshAt
 )
 
-// maintain, after a take, refreshes the tickets in line if that is due.
+// maintain, after a take, refreshes the tickets in line if that is due. Taken.Next says whether any are in line.
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
 	at, now := cp.refreshAt.Load(), time.Now()
-	if cp.removed.Load() || next < 0 || now.UnixNano() < at || !cp.refreshAt.CompareAndSwap(at, math.MaxInt64) {
+	if cp.removed.Load() || next < 0 || now.UnixNano() < at || !cp.refreshAt.CompareAndSwap(at, refreshUnderWay) {
 		return
 	}
 	go func() {
-		again := refreshAgain
+		again, isNew := refreshAgain, at == 0
 		switch err := l.refresh(context.WithoutCancel(ctx), cp, nil); {
-		case err == nil && at == 0: // the policy is new: until then clients may join by older settings
+		case err == nil && isNew: // until then clients may join by older settings
 			again = followWithin
 		case err == nil:
 			again = max(refreshEvery, refreshPart*time.Since(now))
 		}
-		cp.refreshAt.CompareAndSwap(math.MaxInt64, time.Now().Add(again).UnixNano()) // else one is due sooner
+		cp.refreshAt.CompareAndSwap(refreshUnderWay, time.Now().Add(again).UnixNano()) // else one is due sooner
 	}()
 }
 
@@ -55,7 +56,7 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[targ
 			if err != nil || invalid != nil {
 				continue // the next refresh asks again
 			}
-			ask := o.lineRequest(script.Refresh, "")
+			ask := o.lineRequest(script.Refresh)
 			ask.LinePart.Flow = flow // the flow of a claim has another name
 			asks = append(asks, ask)
 		}

@@ -74,6 +74,9 @@ func (r Request) bad(field string, value any, hint string) error {
 	return &RequestError{Policy: r.Policy, Field: field, Value: value, Hint: hint}
 }
 
+// hasTicket reports whether a request has a ticket. The request of a flow has only the queue of one.
+func (r Request) hasTicket() bool { return r.Ticket.ID != "" }
+
 // values returns the values of attributes.
 func (r Request) values(attributes []string) []string {
 	values := make([]string, len(attributes))

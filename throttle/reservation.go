@@ -77,10 +77,10 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	for i, w := range o.windows {
 		cost, ok := actual[w.Unit]
 		if costs[i] = cost; !ok || w.Algorithm.Leases() || slices.Contains(never, i+1) && cost <= r.CostOf(w.Unit) {
-			costs[i] = -1
+			costs[i] = costStays
 		}
 	}
-	if slices.Max(costs) < 0 {
+	if slices.Max(costs) == costStays {
 		return r, nil
 	}
 	a, err := o.askFor(ctx, r, script.Request{Op: script.Settle, Actual: costs})
@@ -115,8 +115,11 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 	return windows
 }
 
-// change returns how many more Requests a correction charged. `old` is the cost in Redis, by window, or nil. `actual`
-// is the corrected one: below 0 where it stays, and nil if all was given back.
+// costStays, as script.Request.Actual of a window, leaves its units as they are.
+const costStays = -1
+
+// change returns how many more Requests a correction charged. `old` is the cost in Redis, by window, or nil if this is
+// the first correction. `actual` is the corrected one, or nil if all was given back.
 func (o *operation) change(old, actual []int64) int64 {
 	i := slices.IndexFunc(o.windows, func(w Window) bool {
 		return w.Unit == Requests && !w.Algorithm.Leases() // leases keep no correction
@@ -128,7 +131,7 @@ func (o *operation) change(old, actual []int64) int64 {
 	switch {
 	case actual == nil:
 		return -was
-	case i < 0 || actual[i] < 0:
+	case i < 0 || actual[i] == costStays:
 		return 0
 	}
 	return actual[i] - was
@@ -170,7 +173,7 @@ func (r Reservation) Release(ctx context.Context) error {
 // calls Renew in time. Errors are Limiter.Reserve's.
 func (r Reservation) Renew(ctx context.Context) (held bool, err error) {
 	o, err := r.operation(ctx)
-	if err != nil || r.Lease() == 0 {
+	if err != nil || r.Lease() == 0 { // without a lease there is none to lose
 		return err == nil, err
 	}
 	a, err := o.askFor(ctx, r, script.Request{Op: script.Renew, Never: o.neverCounted(r)})
@@ -213,8 +216,7 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 	tenant, _ := r.limiter.tenant(ctx, cp, r.Tenant)
 	o, err := cp.newOperation(r.Request, tenant)
 	if err != nil { // the policy has other scopes by now, which have not counted the reservation
-		r.Request.Policy = ""
-		return cp.newOperation(r.Request, tenant)
+		return cp.newPartialOperation(r.Request, tenant)
 	}
 	return o, err
 }

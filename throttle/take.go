@@ -153,7 +153,7 @@ func (n *Line) Acknowledge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = cp.taker.Take(ctx, cp.script, script.TakeRequest{})
+	_, err = cp.taker.Take(ctx, cp.script, script.TakeRequest{}) // without queues it takes nothing
 	return classify(ctx, cp.Name, err)
 }
 
@@ -179,8 +179,8 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		if o == nil || err != nil {
 			continue // it has no units to give back; or it has other scopes: its units expire
 		}
-		ask := o.lineRequest(op, r.ID)
-		ask.At, ask.Never = r.At.UnixMicro(), o.neverCounted(r)
+		ask := o.lineRequest(op)
+		ask.ID, ask.At, ask.Never = r.ID, r.At.UnixMicro(), o.neverCounted(r)
 		ask.LinePart.Flow, ask.Cost = cmp.Or(t.Flow, ask.LinePart.Flow), cmp.Or(t.Cost, ask.Cost)
 		ask.LinePart.Rank, ask.LinePart.Since = t.Rank, t.Since.UnixMicro()
 		asks[o.compiledPolicy] = append(asks[o.compiledPolicy], ask)
@@ -216,19 +216,19 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	if err != nil {
 		return Decision{}, err
 	}
-	granted := t.Decision.Reservation
-	if !cp.matches(t, r) || o.neverCounted(granted) != nil { // such a request cannot use the old grant
-		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
-			return l.failOpen(ctx, o, err)
-		}
-		granted = Reservation{}
+	granted, ask := t.Decision.Reservation, o.reserveRequest()
+	replaces := cp.matches(t, r) && o.neverCounted(granted) == nil
+	if replaces { // the same call gives it back
+		ask.At, ask.Replaces = max(0, granted.At.UnixMicro()), granted.ID
+	} else if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
+		return l.failOpen(ctx, o, err)
 	}
 	cp.empty.Store(0)
-	d, err := l.send(ctx, o, o.reserveRequest(granted))
-	switch {
+	d, err := l.send(ctx, o, ask)
+	switch answered := d.Policy != ""; {
 	case d.Granted:
 		d.Binds = t.Decision.Binds
-	case granted.ID != "" && d.Policy != "": // it was given back
+	case replaces && answered: // it was given back
 		tell(l, Correction{Cancelled: true, Reservation: granted, Requests: -granted.CostOf(Requests)})
 	}
 	return d, err

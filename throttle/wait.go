@@ -62,7 +62,7 @@ func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 		inTime, stop = context.WithTimeout(ctx, r.MaxWait)
 		defer stop()
 	}
-	r.Deadline, _ = inTime.Deadline()
+	r.Deadline, _ = inTime.Deadline() // which also ends the MaxWait
 	r.MaxWait = 0
 	id := script.NewID()
 	for joins := 1; ; joins++ {
@@ -91,7 +91,7 @@ func (c *claims) wait(
 ) (d Decision, again bool, err error) {
 	taken := c.add(id, o.request)
 	defer c.remove(id, taken)
-	ask := o.reserveRequest(Reservation{})
+	ask := o.reserveRequest()
 	ask.Ticket = script.TicketName(c.taker.Claims, id)
 	ask.LinePart.Flow = o.flow(c.taker.Claims, o.request)
 	d, err = c.line.limiter.send(ctx, o, ask)

@@ -176,15 +176,16 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 	var moves []asynqredis.Move
 	var moved []*enqueueTask
 	for _, e := range es {
-		decision, move := e.decision, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key} // without a time: to pending
+		decision, move := e.decision, asynqredis.Move{ID: e.call.ID, JoinKey: e.request.Key} // becomesPending, unless changed below
+		// After an error, the ticket that was in line already may be an earlier task's, and may have left.
+		isInLine := decision.Queued && (err == nil || !decision.AlreadyQueued)
 		switch {
 		case decision.Exempt:
 			e.Start = ExpectedStart{At: now}
 		case errors.As(decision.Err, new(*throttle.RequestError)), errors.As(decision.Err, new(*throttle.DeniedError)):
 			e.refuse(decision.Err)
 			move.To = asynqredis.Delete
-		case !decision.Queued, err != nil && decision.AlreadyQueued: // it becomes pending, and joins if it is denied
-		default:
+		case isInLine:
 			e.Start = ExpectedStart{Joined: true, At: now.Add(decision.RetryIn), Binds: decision.Binds}
 			if decision.Latest >= decision.RetryIn {
 				e.Start.Latest = now.Add(decision.Latest)
@@ -213,11 +214,14 @@ func (c *Client) join(ctx context.Context, queue, line string, es []*enqueueTask
 		switch {
 		case moves[i].To != "" && err != nil:
 			e.Err = fmt.Errorf("%w; and it was enqueued all the same: %w", e.Err, err)
-		case moves[i].To == "" && moves[i].At.IsZero() && err == nil:
+		case becomesPending(moves[i]) && err == nil:
 			e.Info.State, e.Info.NextProcessAt = asynq.TaskStatePending, time.Now()
 		}
 	}
 }
+
+// becomesPending reports whether a move makes its task pending, to join when a worker denies it.
+func becomesPending(m asynqredis.Move) bool { return m.At.IsZero() && m.To == "" }
 
 // joinLine makes tasks join. A ticket that was in line already belongs to an earlier task with the same ID:
 // it leaves, and the task joins again. A task that was refused because of others that wait also joins again,

@@ -95,13 +95,13 @@ type enqueueTask struct {
 	EnqueueResult
 	task      *asynq.Task
 	reportTo  *ExpectedStart   // for ReportStart
-	request   throttle.Request // without a policy if none matches
+	request   throttle.Request // see isMatched
 	observed  bool             // by a policy that denies nothing
 	ignored   error            // why the request is empty, if its policy only observes, or the task is a report
 	isMember  bool             // of a batch
 	joinsLine bool             // now, or when it is due
 
-	call     asynqredis.EnqueueCall // of asynq's client; empty if it was sent
+	call     asynqredis.EnqueueCall // of asynq's client, without a Message if it was sent: see capture
 	decision throttle.LineDecision  // of its join
 	done     chan struct{}          // closed when the task was committed with others; nil if it was alone
 }
@@ -113,6 +113,9 @@ var (
 		"its type must match a policy, without earliest_reset, and it must have no ProcessAt, ProcessIn or Group")
 	errNoTask = errors.New("worker: the task is nil")
 )
+
+// isMatched reports whether a policy matches the task, and the request is not ignored.
+func (e *enqueueTask) isMatched() bool { return e.request.Policy != "" }
 
 func (e *enqueueTask) refuse(err error) {
 	e.Info, e.Err = nil, fmt.Errorf("worker: task type %q: %w", e.task.Type(), err)
@@ -130,7 +133,7 @@ func (c *Client) message(ctx context.Context, e *enqueueTask, opts []asynq.Optio
 	}
 	now := time.Now()
 	e.Info = info
-	if message := e.call.Message; message != nil {
+	if message := e.call.Message; message != nil { // the task joins a line
 		e.request.Key, e.request.Deadline = message.JoinKey(), message.Deadline()
 		return true
 	}
@@ -211,27 +214,22 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if !ok || e == nil {
 			return next(ctx, cmd)
 		}
+		joinsNow, late := false, (*throttle.DeniedError)(nil)
 		call, known := asynqredis.EnqueueOf(script.Args())
-		if known {
+		if known { // else asynq adds the task to a Group
 			c.addHeaders(ctx, e, &call)
+			joinsNow, late = e.joinsLine && call.At.IsZero(), e.late(call)
 		}
-		joinsNow := known && e.joinsLine && call.At.IsZero()
-		deadline, startsAt := call.Message.Deadline(), call.At
-		if startsAt.IsZero() {
-			startsAt = time.Now()
-		}
-		r := e.request
 		switch {
 		case e.isMember && !joinsNow:
 			e.refuse(errMember)
-		case r.Policy != "" && !e.observed && !deadline.IsZero() && !startsAt.Before(deadline):
-			r.Deadline, r.Ticket.ID = deadline, call.ID
-			e.refuse(tooLate(r, startsAt))
+		case late != nil:
+			e.refuse(late)
 		case joinsNow:
 			e.call = call
 			script.SetVal(int64(1)) // tells asynq's client that the task is enqueued
 			return nil
-		case r.Policy != "" && (r.MaxWait != 0 || r.Backlog != 0):
+		case e.isMatched() && (e.request.MaxWait != 0 || e.request.Backlog != 0):
 			e.refuse(errJoinsLater)
 		default:
 			return next(ctx, cmd)
@@ -241,6 +239,16 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
+// late returns the denial of a task that would start after its asynq.Deadline; nil if a policy may let it start.
+func (e *enqueueTask) late(call asynqredis.EnqueueCall) *throttle.DeniedError {
+	r, deadline, startsAt := e.request, call.Message.Deadline(), cmp.Or(call.At, time.Now())
+	if !e.isMatched() || e.observed || deadline.IsZero() || startsAt.Before(deadline) {
+		return nil
+	}
+	r.Deadline, r.Ticket.ID = deadline, call.ID
+	return tooLate(r, startsAt)
+}
+
 // addHeaders adds the configured headers, and a batch's class. It replaces invalid UTF-8, which no server could read.
 func (c capture) addHeaders(ctx context.Context, e *enqueueTask, call *asynqredis.EnqueueCall) {
 	if c.headers != nil {
@@ -248,7 +256,7 @@ func (c capture) addHeaders(ctx context.Context, e *enqueueTask, call *asynqredi
 			call.SetHeader(strings.ToValidUTF8(name, "\uFFFD"), strings.ToValidUTF8(value, "\uFFFD"))
 		}
 	}
-	if e.isMember && e.request.Policy != "" {
+	if e.isMember && e.isMatched() {
 		id, _ := IdentityOf(e.task)
 		id.Class = e.request.Class
 		call.SetHeader(identityHeader, id.text())

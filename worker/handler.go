@@ -75,7 +75,7 @@ func (s *Server) afterError(ctx context.Context, a *attempt, j *Job, request thr
 	d := undecidedDecision(request)
 	retryIn, policy, callRefused := j.caller.Refusal()
 	switch {
-	case errors.As(err, &refused) && request.Policy == "":
+	case errors.As(err, &refused) && request.Policy == "": // no policy counts the task: none can pause
 		return err
 	case errors.As(err, &refused):
 		report := func() error { return j.Pause(ctx, refused.after) }
@@ -147,7 +147,7 @@ func (s *Server) noteRefused(
 // rejoin makes a task whose handler ran join its line again, in front of its tenant's other tickets. If it waits
 // there, rejoin notes that in the decision.
 func (s *Server) rejoin(ctx context.Context, a *attempt, r throttle.Request, d *throttle.Decision) {
-	if r.Ticket == (throttle.Ticket{}) {
+	if r.Ticket == (throttle.Ticket{}) { // of a policy with EarliestReset
 		return
 	}
 	if a.isFromLine() {

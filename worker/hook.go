@@ -32,7 +32,7 @@ func (h *hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			return next(ctx, cmd)
 		}
 		switch call := asynqredis.CallOf(script.Args()); call.Verb {
-		case "":
+		case "": // no call that picks up, forwards or ends tasks
 			return next(ctx, cmd)
 		case asynqredis.Dequeue:
 			return h.dequeue(ctx, script)

@@ -163,7 +163,7 @@ func (s *Server) ask(ctx context.Context, a *attempt, r throttle.Request) (d thr
 // may fit. Units that cannot be given back count until their windows have passed.
 func (s *Server) giveBack(a *attempt) {
 	unused := a.grant.Swap(nil)
-	if unused == nil || unused.ID == "" {
+	if unused == nil || unused.ID == "" { // without an ID nothing was counted
 		return
 	}
 	s.dispatch.RetryInBackground(func(ctx context.Context) error {
@@ -200,7 +200,7 @@ func (s *Server) runUncounted(ctx context.Context, a *attempt, fails bool, err e
 	if fails {
 		return err
 	}
-	id, _ := IdentityOf(a.task) // for the handler's calls
+	id, _ := IdentityOf(a.task) // for the handler's calls; without a policy, so that Job.matched fails
 	return s.run(ctx, a, throttle.Request{Attributes: id.Attributes, Tenant: id.Tenant}, throttle.Decision{})
 }
 

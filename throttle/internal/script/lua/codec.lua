@@ -37,9 +37,10 @@ end
 
 -- Fields are JSON. cjson reads them, but writes only 14 digits of a number.
 local function write_fields(value)
-  if type(value) == 'number' then return format('%d', value) end
-  if type(value) ~= 'table' then return cjson.encode(value) end
-  local parts, open, close = {}, '{', '}'
+  local kind = type(value)
+  if kind == 'number' then return format('%d', value) end
+  if kind ~= 'table' then return cjson.encode(value) end
+  local parts, open, close = {nil, nil, nil, nil}, '{', '}'
   if value[1] then
     open, close = '[', ']'
     for i = 1, #value do parts[i] = write_fields(value[i]) end

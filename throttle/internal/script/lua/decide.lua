@@ -70,8 +70,9 @@ local verbs = {
   end,
 
   join = function(r, list, now, fits, joined_before)
+    local line = call.line or made_once(extras, call).line_of(r)
     call.dirty = true
-    local status, at, answer = made_once(extras, call).line_of(r).join(r, list, now, joined_before)
+    local status, at, answer = line.join(r, list, now, joined_before)
     if not answer.nudge and answer.latest == at then return status, at end -- it is expected now: no more is to be said
     return status, at, answer
   end,

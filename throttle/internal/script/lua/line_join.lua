@@ -6,13 +6,12 @@
 local function new_join(L)
   local ZERO, FRONT = 4503599627370496, 1000000000000000 -- ranks of time 0, at the end and in front
 
-  local call = L.call
+  local call, forecast = L.call, new_eta(L)
   local P, now = call.P, call.now
   -- Most joins need none of these.
   local function fair() return made_once(new_fair, L) end
   local function heads() return made_once(new_heads, L) end
   local function order() return made_once(new_order, L, {}, false) end
-  local function forecast(...) return made_once(new_eta, L)(...) end
   local unwritten = false -- whether a ticket joined in this call that Redis does not know yet
 
   -- flow_for returns the flow of a request, a new one unless it waits.

@@ -64,15 +64,3 @@ local function unpack7(s, i)
   local a, b, c, d, e, f, g = byte(s, i, i + 6)
   return ((((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f) * 256) + g
 end
-
--- pack_time is pack7 for a number that the call is likely to write more than once. The keys are
--- negative, as miniredis would make a list of n places for a positive one.
-local packed = {}
-local function pack_time(n)
-  local bytes = packed[-n]
-  if not bytes then
-    bytes = pack7(n)
-    packed[-n] = bytes
-  end
-  return bytes
-end

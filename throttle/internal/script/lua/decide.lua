@@ -113,7 +113,7 @@ for from = first, #argv, stride do
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 'failed', failed
     m = m + 2
-    done[count] = 'f' .. pack_time(now)
+    done[count] = 'f' .. pack7(now)
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'
@@ -130,7 +130,7 @@ for from = first, #argv, stride do
       status, decided, answer = verb(r, list, now, fits, earlier_letter == 'j')
     end
 
-    done[count] = sub(status, 1, 1) .. pack_time(decided)
+    done[count] = sub(status, 1, 1) .. pack7(decided)
     local text = ''
     if answer or r.old_costs or now > call.now then
       text = made_once(extras, call).fields(r, list, now, needs_windows and fits, answer or {time = decided})

@@ -79,6 +79,6 @@ algorithms['f'] = {
     return st.resets[st.late > 0 and 3 or 2] + st.margin
   end,
 
-  payload = function(st) return pack_time(st.last) .. pack7(st.used) .. pack7(st.late) end,
+  payload = function(st) return pack7(st.last) .. pack7(st.used) .. pack7(st.late) end,
 }
 end

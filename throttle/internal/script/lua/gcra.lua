@@ -91,7 +91,7 @@ algorithms['g'] = {
   resets_at = function(st, now) return min(now + drain_time(st, st.units, st.parts), MOST) end,
 
   payload = function(st, now)
-    return pack_time(now) .. pack7(st.units) .. pack7(st.parts) .. pack_time(st.span)
+    return pack7(now) .. pack7(st.units) .. pack7(st.parts) .. pack7(st.span)
   end,
 }
 end

@@ -4,12 +4,11 @@
 -- false, and at and hold are 0. It also has:
 --   costs, costs_text  by window, and as text
 --   suffixes           the keys of its scopes; nil if r is `plain`, below
+--   paused, whose      by decide.lua: when operators' pause ends, if one is in force, and whose it is (request.go)
+--   unlimited          by decide.lua: its tenant's Settings say so
 --   known              if `lost` is set: the record of the last call of the process
 --   old_costs          the reservation's costs until this request, by window, if they were corrected
 -- and of its line part, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
---
---   read_request(call, argv, from) -> r
---   read_line_part(r)                  reads the part that only a line needs
 --
 -- Of the call, two fields belong to decide.lua and its verbs:
 --   line    the functions of line_join.lua, if the call has set them up

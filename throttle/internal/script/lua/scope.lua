@@ -139,7 +139,7 @@ end
 -- section returns a section up to `first`, the first part of its payload. Callers append the rest. size: of all parts.
 local function section(expires, label, first, size)
   local low, mid = size % 256, size % 65536
-  return pack_time(expires) .. char((size - mid) / 65536, (mid - low) / 256, low, #label) .. label .. first
+  return pack7(expires) .. char((size - mid) / 65536, (mid - low) / 256, low, #label) .. label .. first
 end
 
 -- write writes the sections that have not expired. The key lives as long as the last of them, and 1 ms more,
@@ -147,7 +147,7 @@ end
 local parts = {nil, nil, nil, nil, nil, nil, nil, nil} -- of a value
 local function write(call, scope)
   local now, expires, windows, list, n = scope.now, 0, call.windows, scope.spec.windows, 1
-  parts[1] = FORMAT .. pack_time(now)
+  parts[1] = FORMAT .. pack7(now)
   for j = 1, #list do
     local window, st = windows[list[j]], scope.states[list[j]]
     local algorithm = window.algorithm

@@ -100,7 +100,7 @@ algorithms['s'] = {
       log = log or {data = '', first = 1, last = 0, tail = ''}
       st.log = log
       flatten(log)
-      log.tail = pack_time(time) .. pack7(units)
+      log.tail = pack7(time) .. pack7(units)
     end
     st.time, st.units = now, cost
   end,
@@ -108,7 +108,7 @@ algorithms['s'] = {
   resets_at = function(st, now) return st.units > 0 and st.time + st.period or now end,
 
   payload = function(st, now)
-    local log, used, newest = st.log, pack7(st.used), pack_time(st.time) .. pack7(st.units)
+    local log, used, newest = st.log, pack7(st.used), pack7(st.time) .. pack7(st.units)
     if not log then return used .. newest end
     return used, sub(log.data, log.first, log.last), log.tail .. newest
   end,

@@ -6,18 +6,16 @@
 --   3 queues    how many; 0: the last take is acknowledged, and nothing is taken
 --   4 strict    1 if their priorities are strict, else 0
 --   then the queues, the most important first, each as "priority queue"
--- reply at, next, id_base, then for each ticket its text, when it was granted (us), and what each window has counted:
---   at     when this was answered (us)
---   next   when to ask again (us), `at` for at once; 0: nobody waits in these queues
---   text   "ticket rankcosts values key tenant status", in the middle the record of line.lua
---          status 'granted', 'never' if it never fits, or 'uncharged': it joined when the policy
---          had not all its scopes, or by now its tenant is exempt or the policy observes. If it joined by
---          scopes that the policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes
+-- The reply is the time (us), when to ask again (us; 0: nobody waits in these queues), id_base, then for each ticket a
+-- text, when it was granted (us), and what each window has counted. The text is "ticket rankcosts values key tenant
+-- status", in the middle the record of line.lua. The status is 'granted', 'never' if it never fits, or 'uncharged': it
+-- joined when the policy had not all its scopes, or by now its tenant is exempt or the policy observes. If it joined by
+-- scopes that the policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes.
 --
 -- Taken tickets are kept until the next call of the process acknowledges them. The same call, repeated, gets the same
--- tickets, with the time of now, and zeros for the counts of windows; if it took none, `next` is now. Tickets that are
--- not acknowledged for 5 s are put back by the next take of another process. The number of the last call is kept for
--- a minute: a late copy of a call takes nothing.
+-- tickets, with the time of now, and zeros for the counts of windows; if it took none, it is to ask at once. Tickets that
+-- are not acknowledged for 5 s are put back by the next take of another process. The number of the last call is kept
+-- for a minute: a late copy of a call takes nothing.
 --
 -- Keys: k and k:PROCESS (line.lua). The latter begins with seq(7) at(7) next(7) id_base(14). Then come for each
 -- ticket "TEXT weight suffixes;settings", a tab and when it was granted unless that is `at`, and an end of line.

@@ -1,21 +1,18 @@
 -- upstream.lua: answers of the upstream about a scope. Its value has them in sections that follow the windows'
 -- sections. Their labels begin with "!", and their payloads are fields (codec.lua).
 --
---   !p      a pause: ends, reported, tenant, cause, reporter
---           Nothing is granted until `ends`. `reported` is the time of the report, `tenant` made the call
---           that was refused, and `cause` is the upstream's word for it.
---   !rUNIT  the units that the upstream has left: left, at, resets, grants
---           `left` units (below 0: none) are left until `resets`, by the answer to a call that was granted at the time
---           `at`. `grants` are later grants without an answer: "TIME/UNITS,...".
---           They are noted after the reset too, for the first answer of the next period.
---   !a      the rate of the scope after refusals: next, spread, cut, peak, from, last, wait, since, refusals
---           Until `spread`, grants are spread, at a part of the published rate: the next one may go at `next`.
---           The rate was cut at the time `cut`, and has grown since `from`: fast at first, slowly around
---           `peak` (a rate times PARTS), and faster beyond. `peak` is a little less than the refused rate.
---           Before the first cut there is no `peak`, and `cut` is when grants began to be spread. `last` is the
---           time of the newest of the `refusals` since `since`, and `wait` the pause after it.
+--   !p      a pause: nothing is granted until `ends`. `tenant` made the call that was refused, `reporter` reported that
+--           at the time `reported`, and `cause` is the upstream's word for it
+--   !rUNIT  `left` units (below 0: none) are left until `resets`, by the answer to a call that was granted at the time
+--           `at`. `grants` are later grants without an answer: "TIME/UNITS,...". They are noted after the reset too,
+--           for the first answer of the next period
+--   !a      the rate of the scope after refusals: until `spread`, grants are spread, at a part of the published rate: the
+--           next one may go at `next`. The rate was cut at the time `cut`, and has grown since `from`: fast at
+--           first, slowly around `peak` (a rate times PARTS), and faster beyond. `peak` is a little less than the
+--           refused rate. Before the first cut there is no `peak`, and `cut` is when grants began to be spread. `last`
+--           is the time of the newest of the `refusals` since `since`, and `wait` the pause after it.
 --           Sources: additive increase, multiplicative decrease (Chiu, Jain: "Analysis of the Increase and
---           Decrease Algorithms", 1989); the increase is that of CUBIC (Ha, Rhee, Xu, 2008; RFC 9438).
+--           Decrease Algorithms", 1989); the increase is that of CUBIC (Ha, Rhee, Xu, 2008; RFC 9438)
 --
 -- Grants are spread over the scope's windows of the shortest period, and the rate is a part of theirs.
 
@@ -64,10 +61,10 @@ local function new_upstream()
     return max(FLOOR, min(1, peak + GROWTH * t * t * t))
   end
 
-  -- adapt notes that the upstream refused a call granted at `at`, and asked for a pause of `wait`. If `guess` is above
-  -- 0, it did not say how long: `guess` is the longest pause. adapt returns the length of the pause, and whether the
-  -- rate was cut or grants begin to be spread. It returns nil if the scope has no rate. For a call that was granted
-  -- before the last refusal it returns `wait`, or 0 for a guess, and false.
+  -- adapt notes that the upstream refused a call granted at `at`, and asked for a pause of `wait`, or did not say how
+  -- long: then `guess` is the longest pause, else 0. It returns the length of the pause, nil if the scope has no rate,
+  -- and whether the rate was cut or grants begin to be spread. A call granted before the last refusal adds no
+  -- refusal: for it the length is `wait`, or 0 for a guess.
   local function adapt(scope, now, at, wait, guess)
     local period, _, ten_calls = shortest(scope)
     if not period then return nil end

@@ -4,8 +4,7 @@
 --   n:ID      the fate of a reservation, as fields (n:NODE of line.lua has a "|"). Most have none:
 --               cancelled, released   true if it was
 --               settled               its cost since the last correction, by the names of windows
---               added, added_at       the units that corrections added, less those given back, and the time
---                                     of the first such correction
+--               added, added_at       units that corrections added, less those given back; when the first one did
 --
 -- Added units are given back as if all had been added at the first correction, so that no units of other reservations
 -- are given back. Where units of that time count no more, units of later corrections count until they expire.

@@ -80,7 +80,7 @@ func (e *estimator) look(ctx context.Context) error {
 		previous = started
 		waiting := func(i int) (left, joined int) {
 			left, t := counts[i].Waiting, e.plan.Tenants[i]
-			if r.Aside {
+			if r.SetAside {
 				return left, 0
 			}
 			notEnqueued := max(0, t.end(r)-max(t.Start, r.Index))

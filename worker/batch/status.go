@@ -100,8 +100,8 @@ type record struct {
 	Phase    string `redis:"phase"`
 	Want     string `redis:"want"`
 	Outcome  State  `redis:"outcome"`
-	Aside    bool   `redis:"aside"`  // waiting tasks are set aside; not cleared while `again` (batch_want.lua) is 1
-	Closes   int64  `redis:"closes"` // s: no task is picked from then until the next hours
+	SetAside bool   `redis:"set_aside"` // waiting tasks are set aside, or have no tickets (`resumed` in batch_want.lua)
+	Closes   int64  `redis:"closes"`    // s: no task is picked from then until the next hours
 	Index    int    `redis:"index"`
 	Tenant   int    `redis:"tenant"`
 	Offset   int    `redis:"offset"`
@@ -148,7 +148,7 @@ func (r record) state() State {
 		return StateCancelling
 	case r.Stopped == 1 && r.Want == wantPause:
 		return StateStopped
-	case r.Aside && r.Phase != phaseNew, r.Want == wantPause && r.Phase == phaseNew: // nothing is enqueued
+	case r.SetAside && r.Phase != phaseNew, r.Want == wantPause && r.Phase == phaseNew: // nothing is enqueued
 		return StatePaused
 	case r.Want == wantPause:
 		return StatePausing

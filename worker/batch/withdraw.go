@@ -16,25 +16,25 @@ const sweepAgainMost = 30 * time.Second
 // pause takes the firing's waiting tasks out of their lines. It does so again until none of its tasks runs, as running
 // tasks may come back to wait.
 func (w *work) pause(ctx context.Context, r record) error {
-	if r.Phase == phaseNew || r.Aside && (w.sweepDelay < 0 || time.Since(w.swept) < w.sweepDelay) {
+	if r.Phase == phaseNew || r.SetAside && (w.sweepDelay < 0 || time.Since(w.swept) < w.sweepDelay) {
 		return nil // nothing is enqueued, or it is not yet time for the next sweep
 	}
 	if err := w.withdraw(ctx, r, w.move(ctx, asynqredis.SetAside)); err != nil {
 		return err
 	}
-	_, err := w.redis.Update(ctx, w.f, w.holder, "aside", 1)
+	_, err := w.redis.Update(ctx, w.f, w.holder, "set_aside", 1)
 	return err
 }
 
 // resume stores the time until which servers may pick the tasks, and makes the tasks join their lines again at once.
 func (w *work) resume(ctx context.Context, r record) error {
 	w.sweepDelay = 0
-	_, err := w.redis.Update(ctx, w.f, w.holder, "again", 0, "closes", w.b.closes(w.f.Tick, time.Now()))
+	_, err := w.redis.Update(ctx, w.f, w.holder, "resumed", 0, "closes", w.b.closes(w.f.Tick, time.Now()))
 	if err == nil {
 		err = w.eachChunk(r, w.move(ctx, asynqredis.Release))
 	}
 	if err == nil {
-		_, err = w.redis.Update(ctx, w.f, w.holder, "aside", 0)
+		_, err = w.redis.Update(ctx, w.f, w.holder, "set_aside", 0)
 	}
 	return err
 }

@@ -155,7 +155,7 @@ func (w *work) step(ctx context.Context, r record) (again bool, err error) {
 		return true, w.end(ctx, r, StateDone)
 	case r.Want == wantPause, !open:
 		return false, w.pause(ctx, r)
-	case r.Aside, r.Closes != w.b.closes(tick, now):
+	case r.SetAside, r.Closes != w.b.closes(tick, now):
 		return true, w.resume(ctx, r)
 	case r.Phase == phaseNew:
 		if waits, err := w.waits(ctx); waits || err != nil {

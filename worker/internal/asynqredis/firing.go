@@ -21,10 +21,9 @@ type Firing struct {
 	Tick  time.Time
 }
 
-// keptSeconds is how long a firing's keys outlive the last lease that a scheduler took or renewed.
-const keptSeconds = 31 * 24 * 60 * 60
-
 const (
+	keptSeconds = 31 * 24 * 60 * 60 // how long a firing's keys outlive the last lease that a scheduler took or renewed
+
 	fates        = ":fates"        // suffix of the key of the tasks' fates: see batch_count.lua
 	firingPrefix = "sluice-batch:" // of the IDs of tasks
 	tickLayout   = "20060102T150405Z"
@@ -139,7 +138,7 @@ func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.
 }
 
 // Update writes fields of a firing, and returns what is wanted of it. A value whose name begins with ":" gets its own
-// key, for Kept. `aside` stays while `again` is 1, and a firing that is to retry does not end unless it is cancelled.
+// key, for Kept. `set_aside` stays 1 while `resumed` is, and a firing that is to retry does not end unless it is cancelled.
 func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...any) (want string, err error) {
 	return c.write(ctx, f, holder, "", fields...)
 }
@@ -147,9 +146,7 @@ func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...
 // ErrNotHolder is the error if another scheduler works for a firing, or the firing has ended or is gone.
 var ErrNotHolder = errors.New("worker: another scheduler works for the batch's firing, or it has ended")
 
-func (c *Client) write(
-	ctx context.Context, f Firing, holder string, lease any, fields ...any,
-) (want string, err error) {
+func (c *Client) write(ctx context.Context, f Firing, holder string, lease any, fields ...any) (want string, err error) {
 	all := []string{f.key(""), f.batchKey(""), f.key(fates), f.key(":plan"), f.key(":expected")}
 	args := append([]any{holder, lease, keptSeconds, f.Name()}, fields...)
 	want, err = c.run(ctx, "batch_write", f.Queue, all, args...).Text()
@@ -196,10 +193,10 @@ func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) 
 
 // What Move does with tasks of a firing.
 const (
-	SetAside    = "aside"   // sets waiting tasks aside, so that none of them starts
-	Release     = "release" // makes waiting tasks join their lines soon, unless they are in line
-	Delete      = "delete"  // deletes waiting tasks, and counts them as cancelled
-	RetryFailed = "retry"   // makes archived tasks wait again, with all their retries
+	SetAside    = "set_aside" // sets waiting tasks aside, so that none of them starts
+	Release     = "release"   // makes waiting tasks join their lines soon, unless they are in line
+	Delete      = "delete"    // deletes waiting tasks, and counts them as cancelled
+	RetryFailed = "retry"     // makes archived tasks wait again, with all their retries
 )
 
 // Move sets aside, releases, deletes or retries tasks of a firing.

@@ -120,13 +120,13 @@ func TestAFiringThatIsPausedWhileItResumesJoinsAgain(t *testing.T) {
 	each(t, func(s *taskQueue) {
 		holder := s.begun()
 		for held, resumes := range map[string]int{"0": 1, "1": 2} {
-			s.ok(expect.ErrOf(s.Update(s.Context(), nightly, holder, "again", 0)))
+			s.ok(expect.ErrOf(s.Update(s.Context(), nightly, holder, "resumed", 0)))
 			for range resumes - 1 {
 				s.ok(expect.ErrOf(s.Want(s.Context(), nightly, "pause")))
 				s.ok(expect.ErrOf(s.Want(s.Context(), nightly, "run")))
 			}
-			s.ok(expect.ErrOf(s.Update(s.Context(), nightly, holder, "aside", 0)))
-			s.wantFields([]string{held}, "aside")
+			s.ok(expect.ErrOf(s.Update(s.Context(), nightly, holder, "set_aside", 0)))
+			s.wantFields([]string{held}, "set_aside")
 		}
 	})
 }
@@ -285,7 +285,7 @@ func TestTasksOfAFiringThatIsStoppedDoNotStart(t *testing.T) {
 		want("pause")
 		starts(false, 0)
 		want("run")
-		s.wantFields([]string{"1"}, "aside") // so that all of them join again
+		s.wantFields([]string{"1"}, "set_aside") // so that all of them join again
 		s.ok(s.Move(s.Context(), nightly, asynqredis.Release, []int{0, 1}))
 		s.redis.HSet(s.Context(), "asynq:{default}:sluice:batch:night.ly-1:20260102T020000Z", "closes", time.Now().Unix())
 		starts(false, 2)

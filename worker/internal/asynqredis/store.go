@@ -17,7 +17,7 @@ const (
 // Mark returns what a task's hash keeps of its join: JOINKEY.CALL. CALL is "" if it perhaps did not join.
 func Mark(joinKey, call string) string { return joinKey + "." + call }
 
-// Other marks. A task that waits in no line has "", and one that a batch has set aside has "aside".
+// Other marks. A task that waits in no line has "", and one that a batch has set aside has "set_aside".
 const (
 	FrontMark = "front" // of a task that is to join at the front, as it has had its turn
 	KeptMark  = "keep"  // tells Restore that the task keeps the mark that it has

@@ -3,7 +3,7 @@
 -- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 archived (sorted set)  4 pending (list)
 --       5 the firing (hash)  6 fates of its tasks (batch_count.lua)
 -- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 now (s)
---       4 aside: sets waiting tasks aside; release: has forward make waiting tasks join their lines, also
+--       4 set_aside: sets waiting tasks aside; release: has forward make waiting tasks join their lines, also
 --         tasks that were set aside; delete: deletes waiting tasks, and counts them; retry: makes archived tasks
 --         wait, with all their retries. Then the indexes
 -- reply per task 1 moved, 0 left alone
@@ -20,17 +20,17 @@ for i = 5, #ARGV do
   local id, key = ARGV[2] .. index, ARGV[1] .. index
   local fate = string.match(redis.call('GETRANGE', KEYS[6], index, index), '%a')
   local found = redis.call('HMGET', key, 'state', 'sluice_join', 'unique_key')
-  local state, aside, lock = found[1], found[2] == 'aside', found[3]
-  local moves = sources[state] and not (verb == 'aside' and aside and state == 'scheduled')
+  local state, is_aside, lock = found[1], found[2] == 'set_aside', found[3]
+  local moves = sources[state] and not (verb == 'set_aside' and is_aside and state == 'scheduled')
   if moves then
     if state == 'pending' then redis.call('LREM', KEYS[4], 1, id) else redis.call('ZREM', sources[state], id) end
     if verb == 'delete' then
       delete_task(key, id, lock)
-    elseif verb == 'aside' then
+    elseif verb == 'set_aside' then
       set_aside(KEYS[1], key, id, lock, ARGV[3])
     else
       redis.call('ZADD', KEYS[1], ARGV[3], id)
-      if verb == 'retry' or aside then redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', '') end
+      if verb == 'retry' or is_aside then redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', '') end
     end
     if verb == 'retry' then
       redis.call('HSET', key, 'msg', redis.call('HGET', key, 'msg') .. '\48\0') -- retried is 0: the last value counts

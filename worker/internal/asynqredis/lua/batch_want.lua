@@ -17,7 +17,7 @@ if retries and phase ~= 'retry' then
 elseif resumes and found[4] == '1' then
   redis.call('HSET', KEYS[1], 'stopped', 2) -- see status.go
 end
-if resumes then redis.call('HSET', KEYS[1], 'aside', 1, 'again', 1) end -- its tasks join again: picks dropped tickets
+if resumes then redis.call('HSET', KEYS[1], 'set_aside', 1, 'resumed', 1) end -- picks dropped tickets: all join again
 if resumes or retries then -- what is expected is unknown, until a scheduler looks again
   redis.call('HDEL', KEYS[1], 'expected', 'binds', 'overdue')
   redis.call('SET', KEYS[3], 'null', 'XX', 'KEEPTTL')

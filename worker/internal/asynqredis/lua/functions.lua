@@ -22,7 +22,7 @@ end
 
 -- set_aside sets aside a task that was taken from its queue, until somebody moves it.
 local function set_aside(scheduled, key, id, lock, time)
-  redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'aside')
+  redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', 'set_aside')
   redis.call('ZADD', scheduled, time + 10 * 366 * 86400, id)
   keep_lock(lock, id, 366 * 86400)
 end

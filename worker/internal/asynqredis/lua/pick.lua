@@ -6,8 +6,8 @@
 -- reply per task its message, 1 if the queue is paused, or 2 for anything else: it is active, pending or
 --       gone, has ended or failed, its firing is stopped, or it waits for something else
 --
--- A call that is repeated after its reply was lost also answers with what it picked before. A ticket may be
--- taken before its denied task was put back: `sluice_ticketless` is the call by which the task was active then.
+-- A call that is repeated after its reply was lost also answers with what it picked before. A ticket may leave the line
+-- before its denied task was put back: `sluice_ticket_left` is the call by which the task was active then.
 
 local prefix, call = ARGV[1], ARGV[3]
 local paused = redis.call('EXISTS', KEYS[4]) == 1
@@ -15,21 +15,21 @@ local reply, picked, leases = {}, {}, {}
 for i = 4, #ARGV, 2 do
   local id = ARGV[i]
   local key = prefix .. id
-  local found = redis.call('HMGET', key, 'state', 'sluice_join', 'sluice_call', 'msg', 'sluice_lock', 'unique_key')
-  local state, answer = found[1], 2
-  local joined = state == 'scheduled' and found[2] and string.sub(found[2], 1, 16) == ARGV[i + 1]
+  local answer, state, mark, active_by, message, lock_for, lock = 2, unpack(redis.call('HMGET', key,
+    'state', 'sluice_join', 'sluice_call', 'msg', 'sluice_lock', 'unique_key'))
+  local joined = state == 'scheduled' and mark and string.sub(mark, 1, 16) == ARGV[i + 1]
   local waits = joined and not is_stopped(prefix, id)
   if waits and paused then
     answer = 1
   elseif waits then
-    answer = found[4]
+    answer = message
     picked[#picked + 1] = id
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
-    keep_lock(found[6], id, found[5], true)
-  elseif state == 'active' and found[3] == call then
-    answer = found[4]
+    keep_lock(lock, id, lock_for, true)
+  elseif state == 'active' and active_by == call then
+    answer = message
   elseif state == 'active' then
-    redis.call('HSET', key, 'sluice_ticketless', found[3] or '')
+    redis.call('HSET', key, 'sluice_ticket_left', active_by or '')
   end
   if type(answer) == 'string' then
     leases[#leases + 1], leases[#leases + 2] = ARGV[2], id

@@ -7,14 +7,14 @@
 --       3 score (s): when forward finds it; "" for pending  4 now (s)
 --       5 mark of its join; "front" if it then joins in front; "" if it waits in no line; "keep" to keep its own
 --       6 line in which it waits, or ""  7 message: the task as asynq stores it, or "" to keep its own
--- reply 1; 2: it is due now, as its ticket was taken while it was active (pick.lua); 0: it is not active by that call
+-- reply 1; 2: it is due now, as its ticket left the line while it was active (pick.lua); 0: it is not active by that call
 -- A call that is repeated after its reply was lost answers the same, and must not take a task from a
 -- server that has picked it up since.
 
 local id, call, score, mark, message = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[7]
-local state, active_by, ticketless_in, restored, unique_key, lock = unpack(redis.call('HMGET', KEYS[6],
-  'state', 'sluice_call', 'sluice_ticketless', 'sluice_restored', 'unique_key', 'sluice_lock'))
-local due = ticketless_in == call and score ~= '' and mark ~= '' and mark ~= 'front'
+local state, active_by, ticket_left, restored, lock, lock_for = unpack(redis.call('HMGET', KEYS[6],
+  'state', 'sluice_call', 'sluice_ticket_left', 'sluice_restored', 'unique_key', 'sluice_lock'))
+local due = ticket_left == call and score ~= '' and mark ~= '' and mark ~= 'front'
 local reply = due and 2 or 1
 if restored == call then return reply end -- it is a repeated call
 if state ~= 'active' or active_by ~= call or redis.call('LREM', KEYS[1], 1, id) == 0 then return 0 end
@@ -27,7 +27,7 @@ if score == '' then
   redis.call('RPUSH', KEYS[4], id) -- asynq takes from the right: the task is next again
 else
   redis.call('ZADD', KEYS[3], score, id)
-  keep_waiting(KEYS[6], unique_key, id, lock, score - ARGV[4])
+  keep_waiting(KEYS[6], lock, id, lock_for, score - ARGV[4])
 end
 if mark ~= '' and ARGV[6] ~= '' then join_line(KEYS[5], ARGV[6]) end
 return reply

@@ -92,11 +92,10 @@ func (c *Client) NewCall() string {
 	return c.process + "/" + strconv.FormatInt(time.Now().Unix(), 36) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
 }
 
-// databaseKept is how long an ID is cached. A Redis that was emptied may get another ID.
-const databaseKept = time.Second
-
-// databaseTTL is how long Redis keeps its ID: longer than any line. A client that knows a lost ID writes it again.
-const databaseTTL = 3 * 366 * 24 * time.Hour
+const (
+	databaseKept = time.Second              // how long an ID is cached: a Redis that was emptied may get another
+	databaseTTL  = 3 * 366 * 24 * time.Hour // longer than any line. A client that knows a lost ID writes it again
+)
 
 // Database returns the random ID of this Redis database: a limiter may serve several.
 func (c *Client) Database(ctx context.Context) (string, error) {

@@ -10,10 +10,9 @@ import (
 )
 
 const (
-	awaitFor = 2 * time.Second
-
-	nudges = "sluice:nudge" // the list of lines that an idle server is to ask
-	lines  = "sluice:lines" // the lines in which tasks of a queue wait: see dequeue.lua
+	awaitFor = 2 * time.Second // of AwaitNudge
+	nudges   = "sluice:nudge"  // the list of lines that an idle server is to ask
+	lines    = "sluice:lines"  // the lines in which tasks of a queue wait: see dequeue.lua
 )
 
 // Nudge makes an idle server of the queue ask each of these lines now.

@@ -39,8 +39,7 @@ type DequeueReply struct {
 
 // DequeuePending makes up to n pending tasks of one queue active. `call` is its key, as with
 // Pick. watched are lines that this server goes on asking, as tasks of this or another of its queues wait there.
-func (c *Client) DequeuePending(
-	ctx context.Context, queue, call string, n int, watched ...any) (d DequeueReply, err error) {
+func (c *Client) DequeuePending(ctx context.Context, queue, call string, n int, watched ...any) (d DequeueReply, err error) {
 	all := keys(queue, "sluice:dequeued:"+c.process, lines, "pending", "paused", "active", "scheduled", "lease")
 	args := append([]any{prefix(queue) + "t:", time.Now().Add(LeaseFor).Unix(), n, call}, watched...)
 	reply, err := c.run(ctx, "dequeue", queue, all, args...).Slice()

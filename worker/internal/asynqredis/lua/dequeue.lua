@@ -8,37 +8,38 @@
 --       4 key of this call, then the lines that this server watches
 -- reply 1 if the queue is paused, the lines that nobody watched, and the messages, in order
 --
--- A score is a time of Redis (ms). Its fraction counts how often servers were told since a watch began last. After
--- MOST times, more than 5 s, the line leaves the list: by then others have put back what a dead server took.
+-- A score is when the watch lapses, a time of Redis (ms), plus TOLD for each server that was told of the line since a
+-- watch or a nudge: 1767312000123.250 lapses at ...123, and two were told. As both are one number, whoever writes a time
+-- counts anew. MOST are told, in more than 5 s, before the line leaves: by then others put back what a dead server took.
 
 local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers with a free slot call this every 1.25 s, or sooner
+local function score_of(lapses, told) return string.format('%.3f', lapses + told * TOLD) end
+local function parts_of(score) return math.floor(score), score % 1 / TOLD end -- when its watch lapses, times told
 local prefix, call = ARGV[1], ARGV[4]
 local messages, leases, active, unwatched, new_record = {}, {}, {}, {}, {call}
 local idle = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 -- one command instead of two
 local record, paused = unpack(idle and {} or redis.call('MGET', KEYS[1], KEYS[4]))
-local again = record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 1 -- its reply was lost
-if paused and not again then return {1, unwatched, messages} end
+local repeated = record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 1 -- its reply was lost
+if paused and not repeated then return {1, unwatched, messages} end
 
 local listed = redis.call('ZRANGE', KEYS[2], '0', '63', 'WITHSCORES') -- lapsed ones come first
 if #listed > 0 or #ARGV > 4 then
-  local time, scores = redis.call('TIME'), {}
+  local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
   for i = 1, #listed, 2 do
-    local line, lapses = listed[i], tonumber(listed[i + 1])
+    local line, lapses, told = listed[i], parts_of(listed[i + 1])
     if lapses < now then
-      local told = lapses % 1 + TOLD
       unwatched[#unwatched + 1] = line
       redis.call('ZREM', KEYS[2], line)
-      if told < MOST * TOLD then scores[line] = string.format('%.3f', now + WATCH + told) end
+      if told + 1 < MOST then redis.call('ZADD', KEYS[2], score_of(now + WATCH, told + 1), line) end
     end
   end
-  for i = 5, #ARGV do scores[ARGV[i]] = string.format('%d', now + WATCH) end
-  for line, score in pairs(scores) do redis.call('ZADD', KEYS[2], score, line) end
+  for i = 5, #ARGV do redis.call('ZADD', KEYS[2], score_of(now + WATCH, 0), ARGV[i]) end
   redis.call('PEXPIRE', KEYS[2], 86400000)
 end
 
 local ids
-if again then
+if repeated then
   ids = cjson.decode(record)
   table.remove(ids, 1) -- the call
 elseif not idle and ARGV[3] ~= '0' then
@@ -49,9 +50,9 @@ for _, id in ipairs(ids or {}) do
   local key = prefix .. id
   local found = redis.call('HMGET', key, 'msg', 'state', 'sluice_call', 'unique_key', 'sluice_lock')
   local message, mine = found[1], found[2] == 'active' and found[3] == call
-  if message and not again and is_stopped(prefix, id) then
+  if message and not repeated and is_stopped(prefix, id) then
     set_aside(KEYS[6], key, id, found[4], ARGV[2])
-  elseif message and not again then -- without a message the task was removed, and its ID left
+  elseif message and not repeated then -- without a message the task was removed, and its ID left
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
     redis.call('HDEL', key, 'pending_since')
     keep_lock(found[4], id, found[5], true)

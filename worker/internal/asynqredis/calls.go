@@ -114,14 +114,16 @@ func (c *EnqueueCall) SetHeader(name, value string) {
 // schedule or scheduleUnique. Its arguments are told apart by their types: the message, a time, and the seconds of
 // a lock. TestCallsOfAsynqsClient compares this with the asynq in use.
 func EnqueueOf(args []any) (call EnqueueCall, ok bool) {
-	keys, rest, _ := scriptCall(args)
-	var at time.Time
+	keys, rest, ok := scriptCall(args)
+	if !ok {
+		return EnqueueCall{}, false
+	}
 	for i, arg := range rest {
 		switch arg := arg.(type) {
 		case []byte:
 			call.Message, call.argument = arg, &rest[i]
 		case int64:
-			at = time.Unix(arg, 0)
+			call.At = time.Unix(arg, 0)
 		case int:
 			call.LockFor = arg
 		}
@@ -133,9 +135,9 @@ func EnqueueOf(args []any) (call EnqueueCall, ok bool) {
 	if len(keys) != 2 || call.ID == "" {
 		return EnqueueCall{}, false
 	}
-	if call.Queue, ok = queueOf(keys, []string{"t:", "pending"}, call.ID); !ok {
-		call.Queue, ok = queueOf(keys, []string{"t:", "scheduled"}, call.ID)
-		call.At = at
+	if call.Queue, ok = queueOf(keys, []string{"t:", "scheduled"}, call.ID); !ok {
+		call.Queue, ok = queueOf(keys, []string{"t:", "pending"}, call.ID)
+		call.At = time.Time{} // the argument was when the call was made
 	}
 	return call, ok
 }

@@ -26,19 +26,22 @@ func (c *Client) Recover(ctx context.Context, task Ref, running string) (bool, e
 	}
 	call, noted := found["sluice_call"], found["sluice_started"]
 	parts := strings.Split(call, "/")
-	if len(parts) != 3 || call == running || found["state"] == "active" && found["sluice_restored"] == call {
-		return false, nil // asynq made it active, perhaps after it was put back, or it runs here
+	byAsynq := len(parts) != 3 || found["state"] == "active" && found["sluice_restored"] == call // after it was put back
+	if byAsynq || call == running {
+		return false, nil
 	}
-	toAsynq := noted == call // of a last attempt: it has started, and asynq archives it
-	if !Message(found["msg"]).IsLastAttempt() {
-		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
-		wentBack := noted != "" && noted != call // by an earlier call
-		if toAsynq = wentBack || int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second); !toAsynq {
-			_, err = c.CheckActive(ctx, task, call, true) // for its note: the task goes back this once
+	isLast := Message(found["msg"]).IsLastAttempt()
+	calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
+	started := isLast && noted == call // asynq archives it
+	wentBack := !isLast && noted != "" && noted != call
+	wasRenewed := !isLast && int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
+	if started || wentBack || wasRenewed {
+		return false, nil
+	}
+	if !isLast {
+		if _, err := c.CheckActive(ctx, task, call, true); err != nil { // for its note: the task goes back this once
+			return false, err
 		}
-	}
-	if err != nil || toAsynq {
-		return false, err
 	}
 	_, err = c.Restore(ctx, RestoreOptions{Ref: task, CallKey: call, At: time.Now().Truncate(time.Second), Mark: FrontMark})
 	return err == nil, err

@@ -24,11 +24,10 @@ import (
 	"github.com/sluice-go/sluice/internal/redischeck"
 )
 
-// maxBulk is the most tasks of one script call: Redis serves nobody else while a script runs.
-const maxBulk = 250
-
-// LeaseFor is how long asynq leases a task that it picks up.
-const LeaseFor = 30 * time.Second
+const (
+	maxBulk  = 250              // the most tasks of one script call: Redis serves nobody else while a script runs
+	LeaseFor = 30 * time.Second // how long asynq leases a task that it picks up
+)
 
 //go:embed lua
 var lua embed.FS

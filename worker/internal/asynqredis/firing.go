@@ -22,10 +22,9 @@ type Firing struct {
 }
 
 const (
-	keptSeconds = 31 * 24 * 60 * 60 // how long a firing's keys outlive the last lease that a scheduler took or renewed
-
-	fates        = ":fates"        // suffix of the key of the tasks' fates: see batch_count.lua
-	firingPrefix = "sluice-batch:" // of the IDs of tasks
+	keptSeconds  = 31 * 24 * 60 * 60 // how long a firing's keys outlive the last lease that a scheduler took or renewed
+	fates        = ":fates"          // suffix of the key of the tasks' fates: see batch_count.lua
+	firingPrefix = "sluice-batch:"   // of the IDs of tasks
 	tickLayout   = "20060102T150405Z"
 )
 

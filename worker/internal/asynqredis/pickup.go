@@ -81,8 +81,10 @@ func (c *Client) Restore(ctx context.Context, r RestoreOptions) (due bool, err e
 	return n == 2, err
 }
 
-// CheckActive reports whether a task is still active by a call. If so, and if noteStart is true, it notes that the
-// task may start from now on. Recover uses the same note for a task that goes back.
+const NoteStart = true // for CheckActive
+
+// CheckActive reports whether a task is still active by a call. If so, with NoteStart, it notes that the task may start
+// from now on. Recover uses the same note for a task that goes back.
 func (c *Client) CheckActive(ctx context.Context, task Ref, call string, noteStart bool) (bool, error) {
 	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call, noteStart).Bool()
 }

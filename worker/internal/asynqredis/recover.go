@@ -39,7 +39,7 @@ func (c *Client) Recover(ctx context.Context, task Ref, running string) (bool, e
 		return false, nil
 	}
 	if !isLast {
-		if _, err := c.CheckActive(ctx, task, call, true); err != nil { // for its note: the task goes back this once
+		if _, err := c.CheckActive(ctx, task, call, NoteStart); err != nil { // the task goes back this once
 			return false, err
 		}
 	}

@@ -14,13 +14,9 @@ import (
 )
 
 const (
-	// forwardMax is the most tasks that are forwarded at once. It is asynq's own number.
-	forwardMax = 100
-
+	forwardMax  = 100             // the most tasks that are forwarded at once: asynq's own number
 	fallbackMin = 2 * time.Minute // see Fallback
-
-	// joinTimeout bounds the join of forwarded tasks.
-	joinTimeout = 2 * time.Second
+	joinTimeout = 2 * time.Second // of the join of forwarded tasks
 
 	// joinWithin is how long a task has to join before forward looks at it again, as its server may have ended.
 	joinWithin = 5 * time.Second
@@ -61,7 +57,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
 		joins[i] = joinTask{message: task.Message, request: r, inLine: inLine}
 	}
-	defer d.tell(false, func() { d.setOf(queue).lookAt = time.Time{} }) // some may be pending now
+	defer d.tell(func() { d.setOf(queue).lookAt = time.Time{} }) // some may be pending now
 	moved, err := d.Tasks.Apply(ctx, queue, moves)
 	byLine := map[string][]joinTask{}
 	for i, move := range moves {
@@ -94,8 +90,8 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 	}
 	decisions, err := d.Limiter.Line(line).Join(joinCtx, requests)
 	policy, _ := d.Limiter.Lookup(line)
-	removed := errors.Is(err, throttle.ErrUnknownPolicy) // the middleware matches again
-	if len(all) > 1 && err != nil && !removed && !errors.Is(err, throttle.ErrUnavailable) {
+	failed := err != nil && !errors.Is(err, throttle.ErrUnknownPolicy) // of a removed policy the middleware matches again
+	if failed && len(all) > 1 && !errors.Is(err, throttle.ErrUnavailable) {
 		err = nil // the error may concern one of them only
 		for one := range slices.Chunk(all, 1) {
 			err = errors.Join(err, d.join(ctx, joinCtx, queue, line, one))
@@ -104,7 +100,7 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 	}
 	moves := make([]asynqredis.Move, len(all))
 	now, again := time.Now(), time.Time{}
-	if err != nil && !removed {
+	if failed {
 		d.LimiterLog.Failed(err, "line", line, "fails_open", policy.FailOpen)
 		d.mu.Lock()
 		again = latest(d.joinNext, now.Add(unavailableFor))
@@ -117,7 +113,7 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 		move := &moves[i]
 		move.ID, move.JoinKey = j.request.Ticket.ID, j.request.Key
 		switch {
-		case err != nil && !removed && !policy.FailOpen:
+		case failed && !policy.FailOpen:
 			move.At, move.Line, move.Mark = again, line, asynqredis.Mark(j.request.Key, "")
 			if j.request.Front {
 				move.Mark = asynqredis.FrontMark
@@ -162,8 +158,9 @@ func (d *Dispatcher) WakeAt(queue string, at time.Time) {
 	time.AfterFunc(time.Until(at), func() {
 		d.wakeUps.Delete(second)
 		d.inBackground(func() {
+			const retried = false
 			for due := true; due; {
-				n, err := d.Forward(context.WithoutCancel(d.ctx), queue, false)
+				n, err := d.Forward(context.WithoutCancel(d.ctx), queue, retried)
 				due = n > 0 && err == nil // if it fails asynq's forwarder does it
 			}
 		})

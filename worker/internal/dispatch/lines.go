@@ -17,11 +17,8 @@ const (
 	// server with an appointment asks within 2 s. After 5 s others put back what was taken.
 	acknowledgeAfter = 2500 * time.Millisecond
 
-	// askAgain delays a line's next take after one that stopped before it had looked at everything.
-	askAgain = time.Millisecond
-
-	// transitMost bounds how much a slow reply delays the next take.
-	transitMost = time.Millisecond
+	askAgain    = time.Millisecond // delays the take after one that stopped before it had looked at everything
+	transitMost = time.Millisecond // bounds how much a slow reply delays the next take
 
 	// watchEvery: servers say which lines they watch at most this often. A watch lapses after 1.5 s (dequeue.lua).
 	watchEvery = 750 * time.Millisecond
@@ -48,21 +45,25 @@ type queueSet struct {
 
 // round makes up to n tasks ready, and reports whether it found any. Set by set, it asks the lines that are due, and
 // looks for pending tasks. Pending tasks that have a turn come first.
-func (d *Dispatcher) round(n int) (found bool) {
+func (d *Dispatcher) round(n int) bool {
 	names := d.Limiter.Lines()
 	for _, set := range d.sets {
 		set.update(names)
 		turns := set.sinceTurn / tasksPerPending
-		found = turns > 0 && d.takePending(set, min(n, turns))
-		now := time.Now()
-		for l := d.firstDue(set, now); l != nil && !found; l = d.firstDue(set, now) {
-			found = d.take(l, n)
+		if turns > 0 && d.takePending(set, min(n, turns)) {
+			return true
 		}
-		if found = found || d.takePending(set, n); found {
-			break
+		now := time.Now()
+		for l := d.firstDue(set, now); l != nil; l = d.firstDue(set, now) {
+			if d.take(l, n) {
+				return true
+			}
+		}
+		if d.takePending(set, n) {
+			return true
 		}
 	}
-	return found
+	return false
 }
 
 // firstDue returns the line of a set to ask now, or nil.

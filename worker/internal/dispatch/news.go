@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// tell adds news, which serve learns before its next round, and at once if it is urgent or Next waits.
-func (d *Dispatcher) tell(urgent bool, news func()) {
+// tell adds news, which serve learns before its next round, and at once if Next waits.
+func (d *Dispatcher) tell(news func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.news = append(d.news, news)
-	if urgent || d.waiting {
+	if d.waiting {
 		signal(d.wakeServe)
 	}
 }
@@ -39,23 +39,24 @@ func (d *Dispatcher) learn() {
 
 // Nudge makes this server ask a line now if it has a free slot, or else another server.
 func (d *Dispatcher) Nudge(queue, line string) {
-	d.tell(true, func() {
+	d.tell(func() {
 		l := d.setOf(queue).line(line)
 		l.nudged = true
 		l.askBy(time.Now())
 	})
+	signal(d.wakeServe) // even if Next does not wait: serve passes the nudge on
 }
 
 // Expect notes that a task of a queue waits in a line, and is expected to start after a time. The line is asked
 // then, or after lookEvery if that is sooner, as limits may be raised meanwhile.
 func (d *Dispatcher) Expect(line, queue string, in time.Duration) {
 	at := time.Now().Add(min(in, lookEvery))
-	d.tell(false, func() { d.setOf(queue).line(line).askBy(at) })
+	d.tell(func() { d.setOf(queue).line(line).askBy(at) })
 }
 
 // Freed makes lines due now where tickets wait, as capacity was given back.
 func (d *Dispatcher) Freed(lines ...string) {
-	d.tell(false, func() {
+	d.tell(func() {
 		for _, set := range d.sets {
 			for _, line := range lines {
 				if l := set.lines[line]; l != nil && !l.appointment.IsZero() {

@@ -40,7 +40,7 @@ func (d *Dispatcher) restoreTask(task Task) error {
 	r := asynqredis.RestoreOptions{Ref: task.Ref, CallKey: task.CallKey, Mark: asynqredis.KeptMark}
 	if verdict != nil && verdict.FromLine {
 		r.At = now.Add(fallbackMin)
-		if !verdict.Decision.Granted && !verdict.Decision.Queued {
+		if verdict.isUncharged() {
 			r.At, r.Mark = now.Truncate(time.Second), asynqredis.FrontMark
 		}
 	}

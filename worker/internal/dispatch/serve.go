@@ -9,11 +9,8 @@ import (
 )
 
 const (
-	// waitMax bounds one wait of Next.
-	waitMax = time.Second
-
-	// retryAfterError is how long after an error of asynq's Redis a call is repeated.
-	retryAfterError = 100 * time.Millisecond
+	waitMax         = time.Second            // bounds one wait of Next
+	retryAfterError = 100 * time.Millisecond // how long after an error of asynq's Redis a call is repeated
 
 	// takeMax is the most tasks that one take or dequeue asks for, and about the most that wait for a slot. If
 	// it were more, a task would cost Redis less, but would wait longer for the tasks of the same call.
@@ -37,25 +34,27 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, waitMax)
 	defer cancel()
 	defer context.AfterFunc(d.serving, cancel)()
-	for noted := ""; !d.isStopped(); {
+	for startNoted := ""; !d.isStopped(); {
 		d.mu.Lock()
-		task, found, starts := d.buffer.handOut(noted)
-		ended := starts || ctx.Err() != nil
-		d.waiting = !found && !ended
+		task, isReady, starts := d.buffer.handOut(startNoted)
+		timeIsUp := ctx.Err() != nil
+		d.waiting = !isReady && !timeIsUp
 		if d.buffer.wanted(d.waiting) > 0 {
 			signal(d.wakeServe)
 		}
 		d.mu.Unlock()
 		switch {
-		case ended:
-			return task, starts
-		case !found:
+		case starts:
+			return task, true
+		case timeIsUp:
+			return Task{}, false
+		case !isReady:
 			select {
 			case <-d.wakeNext:
 			case <-ctx.Done():
 			}
 		case d.noteStart(ctx, task):
-			noted = task.CallKey + task.ID
+			startNoted = task.CallKey + task.ID // to be handed out, if it is still the first
 		default: // it has been recovered, or asynq's Redis does not answer: serve puts it back
 			d.sleep(retryAfterError)
 		}
@@ -67,7 +66,7 @@ func (d *Dispatcher) Next(ctx context.Context) (task Task, ok bool) {
 // noteStart notes that a task starts. It reports false if the task has been recovered meanwhile, or the context ends.
 func (d *Dispatcher) noteStart(ctx context.Context, task Task) bool {
 	return insist(ctx, d, func(context.Context) (bool, error) { // with ctx: a lost answer does no harm here
-		return d.Tasks.CheckActive(ctx, task.Ref, task.CallKey, true)
+		return d.Tasks.CheckActive(ctx, task.Ref, task.CallKey, asynqredis.NoteStart)
 	})
 }
 
@@ -165,20 +164,21 @@ func (d *Dispatcher) makeReady(tasks []Task) bool {
 	return true
 }
 
-// handOut returns the next task that is ready, and removes it if it starts. A last attempt that is not denied starts
-// only after Next has noted its start in Redis: then `noted` is its CallKey and ID.
-func (b *buffer) handOut(noted string) (task Task, found, starts bool) {
+// handOut returns the first task if one is ready, and removes it if it starts. A last attempt that is not denied starts
+// only after Next has noted its start in Redis: then startNoted is its CallKey and ID.
+func (b *buffer) handOut(startNoted string) (task Task, isReady, starts bool) {
 	if len(b.ready) == 0 || time.Since(b.ready[0].activeSince) > staleAfter {
 		return Task{}, false, false
 	}
 	task = b.ready[0]
 	denied := task.Verdict != nil && task.Verdict.Decision.Queued
-	if starts = denied || !task.Message.IsLastAttempt() || noted == task.CallKey+task.ID; starts {
-		b.ready = b.ready[1:]
-		b.recent = append(b.recent, time.Now())
-		b.free--
+	if !denied && task.Message.IsLastAttempt() && startNoted != task.CallKey+task.ID {
+		return task, true, false
 	}
-	return task, true, starts
+	b.ready = b.ready[1:]
+	b.recent = append(b.recent, time.Now())
+	b.free--
+	return task, true, true
 }
 
 // Ended frees the slot of a task that was handed out.

@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -96,7 +97,7 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 		case pick.Paused:
 			d.paused[queue] = true
 			back = append(back, verdict.TakenTicket)
-			if !verdict.Decision.Granted { // it has no position to go back to
+			if verdict.isUncharged() { // it has no position to go back to
 				joins = append(joins, asynqredis.Move{
 					ID: verdict.ID, JoinKey: verdict.Key, At: time.Now(), Line: l.name, Mark: asynqredis.FrontMark,
 				})
@@ -113,14 +114,10 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	}
 	d.reserve(l.set, tasks) // those taken uncharged, or from a line that is no longer their tenant's
 	l.set.sinceTurn += len(tasks)
-	var ready []Task
-	for _, task := range tasks {
-		if task.Verdict.Decision.Queued && d.restoreTask(task) == nil {
-			continue // it waits in line again; if this failed, the middleware puts it back
-		}
-		ready = append(ready, task)
+	waitsAgain := func(task Task) bool { // if this fails, the middleware puts it back
+		return task.Verdict.Decision.Queued && d.restoreTask(task) == nil
 	}
-	return d.makeReady(ready)
+	return d.makeReady(slices.DeleteFunc(tasks, waitsAgain))
 }
 
 // giveBack gives the units of tickets back in the background. Then this server, or an idle one, asks the line again.
@@ -132,13 +129,14 @@ func (d *Dispatcher) giveBack(
 		return
 	}
 	d.RetryInBackground(func(ctx context.Context) error {
-		err := give(d.Limiter.Line(line), ctx, tickets)
-		for _, t := range tickets {
-			if _, queue, _ := strings.Cut(t.Queue, "/"); err == nil {
-				d.Nudge(queue, line)
-			}
+		if err := give(d.Limiter.Line(line), ctx, tickets); err != nil {
+			return err
 		}
-		return err
+		for _, t := range tickets {
+			_, queue, _ := strings.Cut(t.Queue, "/")
+			d.Nudge(queue, line)
+		}
+		return nil
 	})
 }
 
@@ -172,8 +170,8 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 	requests, asking := map[string][]throttle.Request{}, map[string][]*Task{} // by line
 	for i, task := range tasks {
 		verdict := task.Verdict
-		if verdict != nil && (verdict.Decision.Granted || verdict.NeverFits) &&
-			verdict.Line == d.Limiter.LineOf(verdict.Decision.Policy, verdict.Decision.Tenant) {
+		decided := verdict != nil && (verdict.Decision.Granted || verdict.NeverFits)
+		if decided && verdict.Line == d.Limiter.LineOf(verdict.Decision.Policy, verdict.Decision.Tenant) {
 			continue
 		}
 		r, line, ok := d.request(database, task.Queue, task.Message, verdict != nil)

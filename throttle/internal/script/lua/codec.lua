@@ -1,24 +1,19 @@
 -- codec.lua: short names of Lua's own functions, `made_once`, and how numbers and fields are written. Integers are
 -- big-endian. All times are microseconds since 1970. miniredis has neither struct nor bit, hence char and byte.
 --
--- Redis keeps no function from one call to the next. So most files put theirs in one table. At every call a
--- closure costs 400 instructions, a table of 8 names 3,000, and a local that a closure captures
--- 500, unless another closure has captured it already. So the names below are shared by all files,
--- few functions are made at every call, and `made_once` makes the others when a call needs them.
---
--- A new string costs 12 instructions a byte, as the Lua of Redis hashes all of it. So long strings are
--- cut and joined once. Each time that a table grows costs 1,000. So tables begin with all their
+-- Redis keeps no function from one call to the next. So most files put theirs in one table. A closure costs each call
+-- 400 instructions, a table of 8 names 3,000, and a local that a closure captures 500, unless another one has captured
+-- it already. So the names below are shared by all files, few functions are made at every call, and `made_once` makes
+-- the others when a call needs them. A new string costs 12 instructions a byte, as Redis's Lua hashes all of it. So
+-- long strings are cut and joined once. Each time that a table grows costs 1,000. So tables begin with all their
 -- fields, or with as many nil as they are to have. A call of a function costs 400.
 
 local byte, char, sub, match, gmatch = string.byte, string.char, string.sub, string.match, string.gmatch
 local find, format, concat = string.find, string.format, table.concat
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 
--- MOST: doubles hold every integer up to it. Only counts of units that no limit bounds can come near it.
-local MOST = 9007199254740992
-
--- The key of the scope that all share. Flows wait for handler slots there, even if it has no window.
-local ROOT = 'w:'
+local MOST = 9007199254740992 -- doubles hold every integer up to it; only counts that no limit bounds can come near
+local ROOT = 'w:' -- the key of the scope that all share: flows wait for handler slots there, even if it has no window
 
 -- Algorithms are kept by their letters. extras(call) makes functions that not all calls need.
 local algorithms, extras = {}, nil
@@ -40,7 +35,7 @@ local function write_fields(value)
   local kind = type(value)
   if kind == 'number' then return format('%d', value) end
   if kind ~= 'table' then return cjson.encode(value) end
-  local parts, open, close = {nil, nil, nil, nil}, '{', '}'
+  local parts, open, close = {}, '{', '}'
   if value[1] then
     open, close = '[', ']'
     for i = 1, #value do parts[i] = write_fields(value[i]) end

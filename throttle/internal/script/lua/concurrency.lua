@@ -46,7 +46,6 @@ local function remove_lease(st, id)
   return units
 end
 
--- last_end returns when the last lease expires.
 local function last_end(st, now)
   return st.first <= #st.data and unpack7(st.data, #st.data - LEASE + 1) or now
 end
@@ -85,14 +84,12 @@ algorithms['c'] = {
 
   give_back = function(st, now, at, cost, id) remove_lease(st, id) end,
 
-  -- The holder has ended.
   release = function(st, now, at, cost, id)
     local units = remove_lease(st, id)
     if units > 0 then st.hold = max(1, now - at, st.hold - ceil((st.hold - (now - at)) / 4)) end
     return units
   end,
 
-  -- A lease that has expired begins anew if there is room, and nobody waits for it.
   renew = function(st, now, cost, id, waits)
     local units = remove_lease(st, id)
     if units > 0 then

@@ -26,13 +26,12 @@
 --
 -- Keys, after the prefix P of the policy:
 --   r:PROCESS     the record of a process's last call, which answers that call if it is repeated:
---                 seq(7), then for every request the first letter of its status, and at(7)
+--                 seq(7), then for every request the first letter of its status, and at(7) if it is ok
 
 local call = read_policy()
 
 local nscopes, nwindows, argv, first = #call.scopes, #call.windows, ARGV, 7
-local seq = argv[3] + 0
-local stride = 5 + nscopes
+local seq, stride = argv[3] + 0, 5 + nscopes
 
 -- The count of the line, the record of this process, and all scopes are read in one command.
 local record_name = 'r:' .. argv[2]
@@ -47,12 +46,14 @@ local last = record and unpack7(record, 1) or 0
 if last > seq then return {} end
 local earlier = last == seq and record -- this call's own, if it is a copy of the last one
 
+local NO_TIME = '.......'
+
 -- A verb takes the request, its scopes, their time, a table that gets the time at which each window has room, and
 -- whether an earlier copy of the call joined the line. It returns status, at, and nil or an answer (request_more.lua).
 -- Most calls need only these two verbs.
 local verbs = {
   reserve = function(r, list, now, fits, joined_before)
-    local line, replaces = call.line, r.replaces -- a request that replaces a grant has had its turn: only windows deny it
+    local line, replaces = call.line, r.replaces -- what replaces a grant has had its turn: only windows deny it
     local waits = r.ticket and line and line.flow_name(r.ticket)
     local time = windows.fits_at(list, r.costs, now, fits)
     if time <= now and (replaces or not r.paused and
@@ -106,14 +107,13 @@ for from = first, #argv, stride do
     r.paused, r.whose = ends > now and ends or nil, policy > tenant and 1 or 2
     r.unlimited = settings and settings.unlimited
     -- An operator's pause denies unlimited requests, too. An earlier copy of the call may have put them in line.
-    if r.unlimited and not r.replaces and (r.paused or earlier_letter == 'j') and (op == 'exempt' or op == 'observe') then
-      op = 'reserve'
-    end
+    local free = op == 'exempt' or op == 'observe'
+    if free and r.unlimited and not r.replaces and (r.paused or earlier_letter == 'j') then op = 'reserve' end
   end
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 'failed', failed
     m = m + 2
-    done[count] = 'f' .. pack7(now)
+    done[count] = 'f' .. NO_TIME
   else
     local needs_windows = op == 'reserve' or op == 'exempt' or op == 'observe' or op == 'peek' or
       op == 'cancel' or op == 'expect'
@@ -123,14 +123,14 @@ for from = first, #argv, stride do
     if r.lost then r.known = record end
     if earlier_letter == 'o' then -- an earlier copy has done it
       status, decided = 'ok', unpack7(earlier, 8 * count + 1)
-    elseif earlier_letter == 'j' and not (call.line and call.line.flow_name(r.ticket)) then -- a server has taken it since
+    elseif earlier_letter == 'j' and not (call.line and call.line.flow_name(r.ticket)) then -- taken since
       status, decided, answer = 'joined', now, {time = now}
     else
       if r.replaces then made_once(extras, call).replace(r, list, now) end
       status, decided, answer = verb(r, list, now, fits, earlier_letter == 'j')
     end
 
-    done[count] = sub(status, 1, 1) .. pack7(decided)
+    done[count] = sub(status, 1, 1) .. (status == 'ok' and pack7(decided) or NO_TIME)
     local text = ''
     if answer or r.old_costs or now > call.now then
       text = made_once(extras, call).fields(r, list, now, needs_windows and fits, answer or {time = decided})

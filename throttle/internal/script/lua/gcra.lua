@@ -52,8 +52,7 @@ local function less_drained(st, units, parts, time)
   return less(st, units, parts, scale_by(time, st.drain, st.span))
 end
 
--- fill sets the level.
-local function fill(st, units, parts)
+local function set_level(st, units, parts)
   st.units, st.parts, st.used = units, parts, units + (parts > 0 and 1 or 0)
 end
 
@@ -66,7 +65,7 @@ algorithms['g'] = {
       local span = unpack7(data, from + 21)
       -- The rate has changed: a part of a unit counts as a whole one.
       if span ~= p2 and parts > 0 then units, parts = units + 1, 0 end
-      fill(st, less_drained(st, units, parts, now - unpack7(data, from)))
+      set_level(st, less_drained(st, units, parts, now - unpack7(data, from)))
     end
     return st
   end,
@@ -80,12 +79,12 @@ algorithms['g'] = {
   drains = true,
 
   charge = function(st, now, cost)
-    fill(st, min(st.units + cost, MOST), st.parts)
+    set_level(st, min(st.units + cost, MOST), st.parts)
   end,
 
   -- Units that have drained since the grant are not given back, as others may have got their room.
   give_back = function(st, now, at, cost)
-    fill(st, less(st, st.units, st.parts, less_drained(st, cost, 0, now - at)))
+    set_level(st, less(st, st.units, st.parts, less_drained(st, cost, 0, now - at)))
   end,
 
   resets_at = function(st, now) return min(now + drain_time(st, st.units, st.parts), MOST) end,

@@ -46,8 +46,8 @@
 -- a ticket may wait as long as its task; k:PROCESS if empty or of claims after a minute, s:SUFFIX with its windows.
 --
 -- new_line(call) -> L. It reads each field of a hash at most once. Changes are noted, and written at the end
--- (add_writing). Only calls that find a line, or join one, make L. line_units and appointments are tables;
--- each other file has a new_..., mostly called by `made_once`.
+-- (add_writing). Only calls that find a line, or join one, make L. line_units and appointments are tables; each
+-- other file has a new_...(L), mostly called by `made_once`, that returns its functions.
 --
 -- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no window counts by another
 -- attribute than the tenant, in this call or in one that wrote the line. call.batches is true if batches have
@@ -65,7 +65,7 @@ local function add_writing(L)
         gone = gone or {}
         gone[#gone + 1] = name
       else
-        set[n + 1], set[n + 2] = sorted and format('%.17g', value) or name, sorted and name or value
+        set[n + 1], set[n + 2] = sorted and value or name, sorted and name or value -- Redis writes 17 digits
         n = n + 2
       end
     end
@@ -385,7 +385,6 @@ local function new_line(call)
     return values, costs, rank, record
   end
 
-  -- flow_name returns the name of a ticket's flow.
   function L.flow_name(id)
     local values = L.ticket(id)
     return values and match(id, '^[^/]*') .. values

@@ -30,7 +30,7 @@ end
 
 -- next returns a server's next appointment, if the next ticket may fit at `time`:
 --   first <= time <= previous <= last  another server comes by `time`, and this one keeps its `previous` appointment
---   previous == last, or time < first  nobody comes by `time` but perhaps this server: it comes then, and is the only one
+--   previous == last, or time < first  nobody else comes by `time`: it comes then, and no other has an appointment
 --   otherwise                          it comes SPACING after the last one, and not before `time`
 function appointments.next(q, now, time, previous)
   if time <= now then return now end

@@ -11,13 +11,13 @@
 -- Until a ticket starts, the first of all waiting tickets lacks room in a window. So the latest start is the sum of the
 -- windows' waits, if all tickets go first that may, plus resets missed in one window while another delays tickets. It
 -- is 0 if it is unknown how long leases are held.
---
 -- Where all that waits fits now, so does the ticket. Where costs differ, windows are left with room that is too small
 -- for the next ticket: the answer assumes the most of such room. So both times are equal only where the start is
 -- exact: one window binds, costs are equal, and no other ticket may overtake this one.
 
 local function new_eta(L)
   local PACED = 60000000 -- us, the longest period of windows over which batches are spread
+
   local MANY = 64        -- the most tickets of one call
 
   local call, units_of = L.call, line_units.of_unit
@@ -80,7 +80,7 @@ local function new_eta(L)
       end
     end
     local units = weights / flow.weight             -- of the queue, for one of the flow: flows share by weight;
-    units = units * all / of_server                 -- of all servers, for one of this: they share by their flows' weights;
+    units = units * all / of_server                 -- of all servers, for one of this: by their flows' weights;
     units = units * priorities / queue.priority - 1 -- and queues of a server share by priority
     return max(0, units), flows
   end
@@ -166,8 +166,9 @@ local function new_eta(L)
           known, earliest, waits = known and bounded, max(earliest, soonest), waits + late - at
           if late > at then
             blocking = blocking + 1
-            if st.resets then elapsed = elapsed + at - st.resets[1] - st.margin end
-            if st.resets and st.margin > 0 then elapsed = elapsed + late - at end -- they may count on both sides of a reset
+            if st.resets then -- with a margin, they may count on both sides of a reset
+              elapsed = elapsed + at - st.resets[1] - st.margin + (st.margin > 0 and late - at or 0)
+            end
           end
           if fit > max(time, since) then time, binds = fit, i end
           if fits and fit > since then fits[i] = fit end
@@ -178,7 +179,7 @@ local function new_eta(L)
     time = min(time, MOST)
     if blocking > 1 then waits = waits + elapsed end -- tickets delayed elsewhere come into the next bucket
     local latest = min(MOST, max(time, at + waits))
-    if time == latest and earliest < time and not ticket.all_first then latest = latest + 1 end -- the start is not exact
+    if time == latest and earliest < time and not ticket.all_first then latest = latest + 1 end -- it is not exact
     local answer = new_answer(time, known and latest or 0)
     answer.binds = binds
     return answer, min(earliest, time)

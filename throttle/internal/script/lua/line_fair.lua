@@ -1,7 +1,5 @@
 -- line_fair.lua: the order of flows at a node of several tenants. It is start-time fair queueing (Goyal, Vin, Cheng,
 -- 1996): see docs/explanation/line.md. A taken ticket moves a tag by its part of the node's tightest window.
---
--- new_fair(L) returns a table of the functions below.
 
 local function new_fair(L)
   local WHOLE = 100000000 -- how far a tag moves for a grant of a window's whole limit

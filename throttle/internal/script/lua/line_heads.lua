@@ -1,8 +1,6 @@
 -- line_heads.lua: at which node the first ticket of a flow waits, when that node is due, and how tickets leave.
 --
 -- A flow waits at the narrowest scope without room for its first ticket, or at ROOT. A node is due when a flow may fit.
---
--- new_heads(L) returns a table of the functions below.
 
 local function new_heads(L)
   local CLAIMS_LOOK = 100000 -- us between looks, for claims, at a full window that holds its units by leases

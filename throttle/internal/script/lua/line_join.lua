@@ -62,7 +62,7 @@ local function new_join(L)
     return L.rank + (front and FRONT or ZERO)
   end
 
-  -- enter puts a ticket in line at its rank. It keeps the window that binds, if one does, and puts the flow at its node.
+  -- enter puts a ticket in line at its rank. It keeps the window that binds, if any, and puts the flow at its node.
   local function enter(r, q, flow, costs, binds)
     local id, is_first = r.ticket, flow.n == 0
     local rank = format('%d', (r.rank or new_rank(r.front)) + 0)

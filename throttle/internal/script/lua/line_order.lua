@@ -27,7 +27,7 @@ local function new_order(L, names, strict)
   local call, fair, heads = L.call, made_once(new_fair, L), made_once(new_heads, L)
   local P, now = call.P, call.now
   local order = { -- root: the scope that all share, even if it has no window
-    root = call.numbers[''] and scopes.open(call, ROOT, call.numbers[''], nil) or {suffix = ROOT, spec = {windows = {}}},
+    root = call.numbers[''] and scopes.open(call, ROOT, call.numbers['']) or {suffix = ROOT, spec = {windows = {}}},
   }
   local asked_for, sides, all_standings, servers = {}, {}, {}, {}
   for i = 1, #names do asked_for[names[i]] = true end
@@ -297,7 +297,6 @@ local function new_order(L, names, strict)
     return live and longest or delay
   end
 
-  -- note_grant counts a grant at the flow's scopes.
   function order.note_grant(flow, list, costs)
     if not sides[2] and not flow.batch then return end
     local delay = call.numbers[''] and 0 or note_grant_at(flow, order.root, costs, 0)

@@ -31,7 +31,7 @@ local function new_take(L)
     end
     node.list, list.whole = list, #ids < n
     list.refill = not list.whole or several and #ids > 0 -- when it is empty: a tenant's next flow comes after its first
-    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- some tenants have several
+    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- some do
     scopes.read(call, suffixes)
     heads.load(list, ceil((n - 1) / max(1, #list)) + 1)
   end
@@ -102,8 +102,7 @@ local function new_take(L)
     move_first(root, flow, second and ROOT, (second or flow).rank, second and fair.score(root, flow, second.rank))
   end
 
-  -- pass_on lets the first flow of a node go on to another one: to where its first ticket lacks room, or to ROOT. time:
-  -- when to look at it there.
+  -- pass_on lets the first flow of a node wait at the one of `suffix`, where takes look at it from `time` on.
   local function pass_on(node, flow, ticket, suffix, time)
     local other = L.node_of(node.queue, suffix)
     flow.passed, other.list = true, nil

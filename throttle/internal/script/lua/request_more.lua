@@ -1,6 +1,6 @@
 -- request_more.lua: shared by verbs and lines, for requests that are not simply granted; a part of extras(call).
 --
---   resumed(r, list, at) -> list, at: the scopes when the operators' pause of the request will have ended, and that time
+--   resumed(r, list, at) -> list, at: the scopes when the operators' pause of the request has ended, and that time
 --   new_answer(time, latest) -> answer: fields of Answer (request.go), when a ticket is expected to start, and at the
 --     latest, 0 if that is unknown
 --   refused(r, answer, earliest) -> status, if it refuses a request that would wait too long, or nil
@@ -18,7 +18,7 @@ local function resumed(r, list, at)
 end
 
 local function new_answer(time, latest) -- with all fields, as a table that grows is copied
-  return {time = time, latest = latest, binds = nil, nudge = nil, fits = nil, old_costs = nil, behind = nil, pause = nil}
+  return {time = time, latest = latest, binds = nil, nudge = nil, fits = nil, old_costs = nil, pause = nil, left = nil}
 end
 
 local function refused(r, answer, earliest)

@@ -9,12 +9,12 @@
 -- the period of the call's policy counts. Units that a call with a shorter period has dropped stay lost.
 --
 -- algorithms[kind], each in a file of its own, is a table of
---   load(p1, p2, p3, p4, now, data, from, to) -> st, clock_off: the state at `now`, from the parameters and the payload,
---     if there is one: data[from .. to]; nil if that is malformed. clock_off: st is a guess, as the ticks of a
+--   load(p1, p2, p3, p4, now, data, from, to) -> st, clock_off: the state at `now`, from parameters and the payload, if
+--     there is one: data[from .. to]; nil if that is malformed. clock_off: st is a guess, as the ticks of a
 --     calendar that were sent do not enclose `now`. st.limit: the most units that ever fit; st.used: the units that
 --     count; if it has a rate: st.period, the us in which it grants st.limit units, and st.stated, the policy's period,
 --     if it differs (load_window adds st.every, the us of a unit); others as in fixed.lua and concurrency.lua
---   fits_at(st, now, cost, ahead, each) -> time >= now: the earliest one (for leases an upper bound of it) from which on
+--   fits_at(st, now, cost, ahead, each) -> time >= now: the earliest one (for leases an upper bound) from which on
 --     `cost` fits if `ahead` units go first, in tickets of `each` units (1 if unknown)
 --   charge(st, now, cost, hold, id): counts `cost` units; reservation `id` may hold them for `hold`
 --   give_back(st, now, at, cost, id): gives back units that were taken at `at` and still count
@@ -22,8 +22,9 @@
 --   payload(st, now) -> bytes, or three strings that the caller joins, as every copy of a long string costs time
 -- and, where the algorithm has them:
 --   opens_at(st, now) -> time: when a full window may have room, if nothing is given back until then
---   release(st, now, at, cost, id) -> units: ends a lease; 0 if there is none
---   renew(st, now, cost, id, waits) -> units: begins a lease anew, after its end only if nobody waits; 0 if it does not
+--   release(st, now, at, cost, id) -> units: ends a lease, as its holder has ended; 0 if there is none
+--   renew(st, now, cost, id, waits) -> units: begins a lease anew, after its end only if there is room and nobody
+--     waits; 0 if it does not
 --   kept_until(st, now) -> time: until when the state is of use, if that is later than resets_at
 --   grants(st, at) -> text: the grants at `at` or later: "TIME/UNITS,..."
 --   drains: true if room comes back evenly: line_eta.lua assumes that no room stays unused

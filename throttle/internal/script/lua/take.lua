@@ -6,15 +6,15 @@
 --   3 queues    how many; 0: the last take is acknowledged, and nothing is taken
 --   4 strict    1 if their priorities are strict, else 0
 --   then the queues, the most important first, each as "priority queue"
--- The reply is the time (us), when to ask again (us; 0: nobody waits in these queues), id_base, then for each ticket a
+-- The reply is the time (us), `next`, when to ask again (us; 0: nobody waits there), id_base, then for each ticket a
 -- text, when it was granted (us), and what each window has counted. The text is "ticket rankcosts values key tenant
 -- status", in the middle the record of line.lua. The status is 'granted', 'never' if it never fits, or 'uncharged': it
 -- joined when the policy had not all its scopes, or by now its tenant is exempt or the policy observes. If it joined by
 -- scopes that the policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes.
 --
 -- Taken tickets are kept until the next call of the process acknowledges them. The same call, repeated, gets the same
--- tickets, with the time of now, and zeros for the counts of windows; if it took none, it is to ask at once. Tickets that
--- are not acknowledged for 5 s are put back by the next take of another process. The number of the last call is kept
+-- tickets, with the time of now, and zeros for the counts of windows; if it took none, `next` is now. Tickets that are
+-- not acknowledged for 5 s are put back by the next take of another process. The number of the last call is kept
 -- for a minute: a late copy of a call takes nothing.
 --
 -- Keys: k and k:PROCESS (line.lua). The latter begins with seq(7) at(7) next(7) id_base(14). Then come for each
@@ -30,7 +30,7 @@ local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
 local own_key = P .. 'k:' .. process
 call.waiting = redis.call('GET', P .. 'q')
 
--- remember writes the record of this call. `tickets` has what it took, from tickets[2] on; tickets[1] becomes the beginning.
+-- remember writes the record of this call: its beginning, and what it took, from tickets[2] on.
 local function remember(next_time, tickets, ttl)
   tickets[1] = pack7(seq) .. pack7(now) .. pack7(next_time) .. id_base
   redis.call('SET', own_key, concat(tickets), 'PX', ttl)
@@ -47,8 +47,7 @@ if #beginning > 0 then
     local out, taken_at = {now, unpack7(beginning, 15), sub(beginning, 22, 35)}, unpack7(beginning, 8)
     local tickets = redis.call('GETRANGE', own_key, '35', '-1')
     for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
-      out[#out + 1] = text
-      out[#out + 1] = at == '' and taken_at or at + 0
+      out[#out + 1], out[#out + 2] = text, at == '' and taken_at or at + 0
       for _ = 1, #call.windows do out[#out + 1] = 0 end
     end
     return out

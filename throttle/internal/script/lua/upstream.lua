@@ -6,8 +6,8 @@
 --   !rUNIT  `left` units (below 0: none) are left until `resets`, by the answer to a call that was granted at the time
 --           `at`. `grants` are later grants without an answer: "TIME/UNITS,...". They are noted after the reset too,
 --           for the first answer of the next period
---   !a      the rate of the scope after refusals: until `spread`, grants are spread, at a part of the published rate: the
---           next one may go at `next`. The rate was cut at the time `cut`, and has grown since `from`: fast at
+--   !a      the rate of the scope after refusals: until `spread`, grants are spread, at a part of the published rate:
+--           the next one may go at `next`. The rate was cut at the time `cut`, and has grown since `from`: fast at
 --           first, slowly around `peak` (a rate times PARTS), and faster beyond. `peak` is a little less than the
 --           refused rate. Before the first cut there is no `peak`, and `cut` is when grants began to be spread. `last`
 --           is the time of the newest of the `refusals` since `since`, and `wait` the pause after it.
@@ -35,8 +35,7 @@ local function new_upstream()
     return section.state
   end
 
-  -- put sets a section.
-  local function put(scope, label, expires, state)
+  local function set_section(scope, label, expires, state)
     scope.sections = scope.sections or {}
     scope.sections[label] = {expires = ceil(expires), state = state}
   end
@@ -84,7 +83,7 @@ local function new_upstream()
     end
     a.last, a.wait, a.refusals = now, wait, a.refusals + 1
     a.next, a.spread = max(a.next, now + wait), ceil(now + wait + SPREAD * ten_calls)
-    put(scope, ADAPTED, a.spread, a)
+    set_section(scope, ADAPTED, a.spread, a)
     return wait, changes
   end
 
@@ -165,7 +164,7 @@ local function new_upstream()
     end
     -- Exempt tenants call during a pause, and may be refused. The longest pause counts.
     if not paused or paused.ends < now + wait then
-      put(scope, PAUSE, now + wait, {
+      set_section(scope, PAUSE, now + wait, {
         ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, reporter = refused.reporter,
       })
     end
@@ -173,8 +172,8 @@ local function new_upstream()
     return not paused or changes or false
   end
 
-  -- add_reply merges a scope into a reply: the longest pause; the lowest adapted rate, with its window, in millionths of
-  -- the published rate; and the fewest units left.
+  -- add_reply merges a scope into an answer: the longest pause; the lowest adapted rate, with its window, in millionths
+  -- of the published rate; and the fewest units left.
   local function add_reply(scope, now, reply)
     local paused, adapted = state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
     if paused and (not reply.pause or paused.ends > reply.pause.ends) then reply.pause = paused end
@@ -229,7 +228,7 @@ local function new_upstream()
     local known, resets = state_of(scope, LEFT .. left.unit, now), now + left.reset
     if known and at < known.at then return end
     local grants, sum = unanswered(known and known.grants or log, at, cost)
-    put(scope, LEFT .. left.unit, resets + left.reset, {
+    set_section(scope, LEFT .. left.unit, resets + left.reset, {
       left = min(left.units - sum, known and at == known.at and now < known.resets and known.left or MOST),
       at = at, resets = resets, grants = grants,
     })
@@ -237,8 +236,8 @@ local function new_upstream()
 
   -- resume ends the pause, and restores the published rate.
   local function resume(scope)
-    put(scope, PAUSE, 0, {})
-    put(scope, ADAPTED, 0, {})
+    set_section(scope, PAUSE, 0, {})
+    set_section(scope, ADAPTED, 0, {})
   end
 
   return {

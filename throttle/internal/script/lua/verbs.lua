@@ -9,7 +9,7 @@
 -- Added units are given back as if all had been added at the first correction, so that no units of other reservations
 -- are given back. Where units of that time count no more, units of later corrections count until they expire.
 --
--- new_verbs(call) returns all verbs by name; verb(op) returns one. replace gives back a grant that a request replaces.
+-- new_verbs(call) returns all verbs by name; verb(op) returns one.
 
 local function new_verbs(call)
   local FATE_MS = 60000 -- the least time for which the key is kept
@@ -58,7 +58,7 @@ local function new_verbs(call)
     for i = 1, call.line and #r.suffixes or 0 do call.line.heads().look_again(r.suffixes[i]) end
   end
 
-  -- tell calls a function of upstream.lua for the scopes that a request names. The status is `nothing` if all return false.
+  -- tell calls a function of upstream.lua for the scopes that a request names. If all return false, nothing is done.
   local function tell(act, r, list, now)
     local status = 'nothing'
     for _, number in ipairs(r.scopes) do
@@ -75,10 +75,8 @@ local function new_verbs(call)
   function verbs.resume(r, list, now) return tell(upstream().resume, r, list, now) end
   function verbs.remaining(r, list, now) return tell(upstream().remaining, r, list, now) end
 
-  local function fate_key(r) return call.P .. 'n:' .. r.id end
-
   local function read_fate(r)
-    local text = redis.call('GET', fate_key(r))
+    local text = redis.call('GET', call.P .. 'n:' .. r.id)
     local fate = text and cjson.decode(text) or {}
     fate.settled, fate.added = fate.settled or {}, fate.added or {}
     return fate
@@ -87,7 +85,7 @@ local function new_verbs(call)
   -- remember writes the fate, which is kept until `time`, when nothing of the reservation counts any more.
   local function remember(r, fate, time)
     local ms = format('%d', max(ceil((time - call.now) / 1000), FATE_MS))
-    redis.call('SET', fate_key(r), write_fields(fate), 'PX', ms)
+    redis.call('SET', call.P .. 'n:' .. r.id, write_fields(fate), 'PX', ms)
     call.dirty = true
   end
 
@@ -202,7 +200,6 @@ local function new_verbs(call)
     return 'ok', now
   end
 
-  -- A lease that has expired is renewed only if there is room, and nobody waits for it.
   function verbs.renew(r, list, now)
     local status, fate, never = 'ok', read_fate(r), {}
     for _, i in ipairs(r.never or {}) do never[i] = true end -- windows that never counted it

@@ -41,7 +41,7 @@ local function costs_of(call, text)
   return costs
 end
 
--- fits_window is an algorithm's fits_at that also asks the scope's upstream: a pause delays even requests that cost nothing.
+-- fits_window is an algorithm's fits_at that also asks the upstream: its pause delays even requests that cost nothing.
 local function fits_window(scope, i, now, cost, ahead, each)
   local call, time = scope.call, now
   if cost > 0 then time = call.windows[i].algorithm.fits_at(scope.states[i], now, cost, ahead, each) end
@@ -92,7 +92,6 @@ windows = {
     return time
   end,
 
-  -- charge charges the costs in all scopes, at `now`.
   charge = function(call, list, costs, now, hold, id)
     local all = call.windows
     for s = 1, #list do
@@ -116,7 +115,6 @@ local function lease_id(call, id)
   return (string.gsub(id, '..', function(hex) return char(tonumber(hex, 16)) end))
 end
 
--- grant charges the costs of a request (request.lua).
 local function grant(call, r, list, now)
   windows.charge(call, list, r.costs, now, r.hold, lease_id(call, r.id))
   call.dirty = true
@@ -140,7 +138,8 @@ local function read_policy()
     }
   end
   return {
-    P = sub(KEYS[1], 1, -2), now = now, paused = paused > now and paused or nil, scopes = all_scopes, windows = all, scope_of = scope_of,
-    open = {}, raw = {}, texts = {}, generation = 0, dirty = false, leases = leases, batch_share = batch_share,
+    P = sub(KEYS[1], 1, -2), now = now, paused = paused > now and paused or nil, scopes = all_scopes, windows = all,
+    scope_of = scope_of, open = {}, raw = {}, texts = {}, generation = 0, dirty = false, leases = leases,
+    batch_share = batch_share,
   }
 end

@@ -159,9 +159,9 @@ local function new_eta(L)
         local st, fits_at = scope.states[i], call.windows[i].algorithm.fits_at
         set_demand(ticket, scope, i, list[2] and st.limit or 0) -- tickets may wait at other scopes while this one idles
         local cost, all = demand.cost, demand.all
-        local delayed = cost + all > 0 and fits_at(st, at, cost, all, 1) > at
-        room = room and not delayed and fits_at(st, at, cost, all + MANY * cost, 1) <= at
-        if delayed or scope.sections or batch then
+        local all_fit = cost + all == 0 or fits_at(st, at, cost, all, 1) <= at
+        room = room and all_fit and fits_at(st, at, cost, all + MANY * cost, 1) <= at
+        if not all_fit or scope.sections or batch then
           local fit, late, soonest, bounded = delays(ticket, scope, i, at, one_scope)
           known, earliest, waits = known and bounded, max(earliest, soonest), waits + late - at
           if late > at then

@@ -172,7 +172,7 @@ func (s *Server) requeue(ctx context.Context, r asynqredis.RestoreOptions, needs
 func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redis.Cmd, a *attempt) error {
 	return s.repeat(ctx, func(ctx context.Context, again bool) error {
 		if again { // an earlier copy of the call may have arrived: then the task may run elsewhere by now
-			if active, err := s.tasks.CheckActive(ctx, a.Ref, a.CallKey, false); err != nil || !active {
+			if active, err := s.tasks.CheckActive(ctx, a.Ref, a.CallKey, !asynqredis.NoteStart); err != nil || !active {
 				return reply(cmd, "OK", err)
 			}
 		}

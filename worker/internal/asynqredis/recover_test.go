@@ -74,10 +74,10 @@ func TestALastAttemptThatNeverStartedGoesBack(t *testing.T) {
 		call := dead.NewCall()
 		s.ok(expect.ErrOf(dead.DequeuePending(s.Context(), queue, call, 3)))
 		for id, want := range map[string]bool{"started": true, "nobody": false} {
-			is, err := dead.CheckActive(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, call, true)
+			is, err := dead.CheckActive(s.Context(), asynqredis.Ref{Queue: queue, ID: id}, call, asynqredis.NoteStart)
 			expect.That(t, err == nil && is == want, id, "may start", is, err)
 		}
-		is, err := dead.CheckActive(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.NewCall(), true)
+		is, err := dead.CheckActive(s.Context(), asynqredis.Ref{Queue: queue, ID: "first"}, dead.NewCall(), asynqredis.NoteStart)
 		expect.That(t, !is && err == nil, "by another call", is, err)
 		s.leaseEnds(-40*time.Second, "started", "first", "second")
 		s.recovers(s.Client, "[first second]", "started", "first", "second", "nobody")

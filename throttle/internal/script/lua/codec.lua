@@ -32,9 +32,9 @@ end
 
 -- Fields are JSON. cjson reads them, but writes only 14 digits of a number.
 local function write_fields(value)
-  local kind = type(value)
-  if kind == 'number' then return format('%d', value) end
-  if kind ~= 'table' then return cjson.encode(value) end
+  local lua_type = type(value)
+  if lua_type == 'number' then return format('%d', value) end
+  if lua_type ~= 'table' then return cjson.encode(value) end
   local parts, open, close = {}, '{', '}'
   if value[1] then
     open, close = '[', ']'

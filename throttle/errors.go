@@ -105,8 +105,7 @@ func contextError(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// Package inspect reads lines itself, and returns errors of the same kinds. It finds classify in package script, which it
-// imports too: exported here, classify would be in the API, and there the kinds are not known.
+// Package inspect needs it, too. Exported here it would be in the API, and package script does not know the kinds.
 func init() { script.Classify = classify }
 
 // classify wraps an error of a call to Redis in its kind. If ctx has ended, that is the reason. The policy may be "".

@@ -58,8 +58,7 @@ type effectiveTenant struct {
 	pauses [2]Pause // operators'; zero without one
 }
 
-// Indexes of effectiveTenant.pauses, in the order of script.PauseAnswer.Whose.
-const pauseOfAll, pauseOfTenant = 0, 1
+const pauseOfAll, pauseOfTenant = 0, 1 // indexes of effectiveTenant.pauses, in the order of script.PauseAnswer.Whose
 
 // paused reports whether operators pause the tenant. It decides only where Redis is not asked.
 func (t effectiveTenant) paused() bool { return t.pauses != [2]Pause{} }

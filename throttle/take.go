@@ -216,12 +216,16 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	if err != nil {
 		return Decision{}, err
 	}
-	granted, ask := t.Decision.Reservation, o.reserveRequest()
+	granted := t.Decision.Reservation
 	replaces := cp.matches(t, r) && o.neverCounted(granted) == nil
+	if !replaces {
+		if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
+			return l.failOpen(ctx, o, err)
+		}
+	}
+	ask := o.reserveRequest()
 	if replaces { // the same call gives it back
 		ask.At, ask.Replaces = max(0, granted.At.UnixMicro()), granted.ID
-	} else if err := n.Refund(ctx, []TakenTicket{t}); err != nil {
-		return l.failOpen(ctx, o, err)
 	}
 	cp.empty.Store(0)
 	d, err := l.send(ctx, o, ask)

@@ -92,7 +92,7 @@ type Group struct {
 
 	mu      sync.Mutex
 	busy    bool      // a call is under way
-	waiting []*bundle // of callers, and those that cancel known grants of callers that gave up
+	waiting []*bundle // of callers; also cancellations of known grants of callers that gave up
 
 	// lost cancels the grants of a call whose answer was lost, whatever they were. Only the next call can, and begins
 	// with it: the script's record of the last call tells which grants these were.

@@ -153,6 +153,7 @@ const (
 	Failed       = "failed"
 )
 
+// The scripts remember the first letter of a status. Only Granted may begin with o, and only Waits with j.
 var statuses = []string{Denied, Granted, Waits, OverMaxWait, BacklogFull, WaitedBefore, OverDeadline, Nothing, Failed}
 
 // Values of Answer.Binds that are no window: Slots, a handler slot, and Paused, the pause in Answer.Pause.

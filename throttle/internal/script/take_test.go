@@ -101,3 +101,12 @@ func TestATakeEndsWithItsContext(t *testing.T) {
 		expect.That(t, err != nil && !errors.Is(err, context.DeadlineExceeded), err)
 	})
 }
+
+// Scripts remember whether an earlier copy of a call was granted, or joined, by the first letters of the statuses.
+func TestFirstLettersOfStatuses(t *testing.T) {
+	by := map[string][]string{}
+	for _, status := range statuses {
+		by[status[:1]] = append(by[status[:1]], status)
+	}
+	expect.That(t, len(by["o"]) == 1 && by["o"][0] == Granted && len(by["j"]) == 1 && by["j"][0] == Waits, by)
+}

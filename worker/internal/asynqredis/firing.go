@@ -137,7 +137,7 @@ func (c *Client) Lease(ctx context.Context, f Firing, holder string, lease time.
 }
 
 // Update writes fields of a firing, and returns what is wanted of it. A value whose name begins with ":" gets its own
-// key, for Kept. `set_aside` stays 1 while `resumed` is, and a firing that is to retry does not end unless it is cancelled.
+// key, for Kept. `set_aside` stays 1 while `resumed` is 1, and a firing that is to retry does not end unless it is cancelled.
 func (c *Client) Update(ctx context.Context, f Firing, holder string, fields ...any) (want string, err error) {
 	return c.write(ctx, f, holder, "", fields...)
 }

@@ -40,7 +40,7 @@ type Config struct {
 }
 
 // A Verdict is the decision about a task before it has a slot: its ticket was taken, or it reserved. If Queued, it has
-// joined the line. If it isUncharged, its ticket was taken, and no units were: it reserves, unless it NeverFits.
+// joined the line. If it isUncharged, its ticket was taken, but nothing was charged: it reserves, unless it NeverFits.
 type Verdict struct {
 	throttle.TakenTicket           // or what Reserve has decided, in the same form
 	DecidedAt            time.Time // by this machine's clock; a grant was charged then or later

@@ -12,9 +12,9 @@
 -- fields the tags of Answer there. Times are in us.
 --
 -- The reply has for every request "failed" and a text, or these values:
---   status at fields  `at` is when it was decided, or granted by an earlier copy; most have no fields
---   used resets       of every window, for reserve, exempt, observe, peek, expect and cancel: its units, and when none
---                     is counted any more
+--   answer  status at fields  `at` is when it was decided, or granted by an earlier copy; most have no fields
+--   window  used resets       of every one, for reserve, exempt, observe, peek, expect and cancel: its units, and when
+--                             none is counted any more
 -- A status is ok (granted or done), denied, joined, waits (in line since before), too_long, backlog or too_late (all
 -- three: refused), or nothing. The last is for
 --   cancel, put_back  an earlier call did it; of a cancel also: nothing came back
@@ -74,7 +74,7 @@ local verbs = {
     local line = call.line or made_once(extras, call).line_of(r)
     call.dirty = true
     local status, at, answer = line.join(r, list, now, joined_before)
-    if not answer.nudge and answer.latest == at then return status, at end -- it is expected now: no more is to be said
+    if status ~= 'waits' and not answer.nudge and answer.latest == at then answer = nil end -- it is expected now
     return status, at, answer
   end,
 }

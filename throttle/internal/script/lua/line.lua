@@ -36,7 +36,7 @@
 --                weights    the sum of its flows' weights; `flows` is their number
 --                first      the first appointment of servers that will ask; `last` is the last one
 --                server     the first name, in the alphabet, of the queues that are asked for together
---                since      since when tickets wait for slots, else 0; `taken` since then (line_appointments.lua)
+--                since      since when tickets wait for slots, else 0; `taken`: tickets taken since then
 --                priority   of asynq.Config
 --                rescan     the cursor of the scan that makes nodes due after limits changed; "-": it is done
 --   s:SUFFIX   string: the order of queues and classes at a scope (line_order.lua)
@@ -47,7 +47,7 @@
 --
 -- new_line(call) -> L. It reads each field of a hash at most once. Changes are noted, and written at the end
 -- (add_writing). Only calls that find a line, or join one, make L. line_units and appointments are tables; each
--- other file has a new_...(L), mostly called by `made_once`, that returns its functions.
+-- other file has a new_...(L), mostly called by `made_once`, that returns a function or a table of them.
 --
 -- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no window counts by another
 -- attribute than the tenant, in this call or in one that wrote the line. call.batches is true if batches have
@@ -65,7 +65,7 @@ local function add_writing(L)
         gone = gone or {}
         gone[#gone + 1] = name
       else
-        set[n + 1], set[n + 2] = sorted and value or name, sorted and name or value -- Redis writes 17 digits
+        set[n + 1], set[n + 2] = sorted and value or name, sorted and name or value -- numbers arrive exactly
         n = n + 2
       end
     end

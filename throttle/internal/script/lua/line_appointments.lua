@@ -28,10 +28,10 @@ function appointments.nudge(q, now, time)
   return true
 end
 
--- next returns a server's next appointment, if the next ticket may fit at `time`:
+-- next returns a server's next appointment, if the next ticket may fit at `time`, by the first of these rules:
 --   first <= time <= previous <= last  another server comes by `time`, and this one keeps its `previous` appointment
---   previous == last, or time < first  nobody else comes by `time`: it comes then, and no other has an appointment
---   otherwise                          it comes SPACING after the last one, and not before `time`
+--   previous == last, or time < first  it comes at `time`, and the record forgets the others, which come nevertheless
+--   otherwise                          it comes SPACING after the last one, but from `time` on, and within SPREAD
 function appointments.next(q, now, time, previous)
   if time <= now then return now end
   local spacing = appointments.SPACING

@@ -17,15 +17,14 @@
 
 local function new_eta(L)
   local PACED = 60000000 -- us, the longest period of windows over which batches are spread
-
   local MANY = 64        -- the most tickets of one call
 
   local call, units_of = L.call, line_units.of_unit
   local roomy = {} -- by scope: costs of which MANY fit besides all that waits, until the scope changes
 
-  -- demand is the units that wait for a window, in queues that are alive: `sum` of the class of the ticket's flow, with
-  -- the least and the most cost of one ticket, `other` of the other class, and `all` that may go first. `cost` is the
-  -- ticket's, and `largest` the most of any. One table serves all windows, as new ones would cost time.
+  -- demand is the units that wait for a window, in the flow's queue and those that are alive: `sum` of the flow's
+  -- class, with the least and the most cost of one ticket, `other` of the other class, `all` that may go first, the
+  -- `cost` of the ticket, and the `largest` of any. One table serves all windows, as new ones would cost time.
   local demand = {
     sum = 0, least = 0, most = 0, other = 0, other_most = 0, all = 0, cost = 0, largest = 0, idle = 0, unit = false,
   }

@@ -96,7 +96,7 @@ local function new_join(L)
     order().write()
   end
 
-  -- owes_room returns whether the request leaves room to tickets of a batch: only these delay live requests.
+  -- owes_room returns whether a live request owes room to other sides, if batches wait: these delay it only then.
   local function owes_room(r)
     for i = 1, call.batches and not r.batch and #r.suffixes or 0 do
       if order().owed(flow_for(r), call.open[r.suffixes[i]]) then return true end

@@ -1,7 +1,6 @@
 -- line_order.lua: who goes first at a scope: queues and classes.
 --
 -- A side is the tickets of one class in one queue. docs/explanation/line.md explains how sides share a scope.
---
 -- A side that begins to wait starts at V, the least tag there; a batch starts one ticket after V if live sides wait.
 --
 -- A take serves its side with the least tag at ROOT; while that side waits for a window, no other is served. A take

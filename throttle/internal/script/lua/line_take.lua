@@ -14,7 +14,7 @@ local function new_take(L)
 
   -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
   local function load_list(node, n)
-    local key, several = P .. 'n:' .. node.key, node.shared and not call.only_tenants -- tenants may have several flows
+    local key, may_crowd = P .. 'n:' .. node.key, node.shared and not call.only_tenants
     local found = redis.call('ZRANGE', key, '0', format('%d', n - 1), 'WITHSCORES')
     local ids, list, suffixes = {}, {}, {}
     for i = 1, #found, 2 do ids[#ids + 1] = sub(found[i], 18) end
@@ -30,8 +30,8 @@ local function new_take(L)
       end
     end
     node.list, list.whole = list, #ids < n
-    list.refill = not list.whole or several and #ids > 0 -- when it is empty: a tenant's next flow comes after its first
-    node.crowded = several and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key) -- some do
+    list.refill = not list.whole or may_crowd and #ids > 0 -- when empty: a tenant's second flow comes after its first
+    node.crowded = may_crowd and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key)
     scopes.read(call, suffixes)
     heads.load(list, ceil((n - 1) / max(1, #list)) + 1)
   end

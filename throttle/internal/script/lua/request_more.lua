@@ -17,7 +17,7 @@ local function resumed(r, list, at)
   return scopes.later(r.unlimited and {} or list, r.paused), r.paused
 end
 
-local function new_answer(time, latest) -- with all fields, as a table that grows is copied
+local function new_answer(time, latest) -- with the fields that most get, as a table that grows is copied
   return {time = time, latest = latest, binds = nil, nudge = nil, fits = nil, old_costs = nil, pause = nil, left = nil}
 end
 
@@ -65,11 +65,12 @@ local function denied(r, list, now, fits, time)
 end
 
 local function fields(r, list, now, fits, answer)
-  answer.latest, answer.fits, answer.old_costs = answer.latest or answer.time, fits or nil, r.old_costs
+  answer.fits = fits or nil
+  answer.latest, answer.old_costs = answer.latest or answer.time, r.old_costs
   if now > call.now then answer.behind = now - call.now end
   for i = 1, fits and #call.windows or 0 do fits[i] = fits[i] or 0 end
   for s = 1, #list do
-    if list[s].sections then upstream().add_reply(list[s], now, answer) end
+    if list[s].sections then upstream().add_to_answer(list[s], now, answer) end
   end
   if r.paused and not r.scopes and (r.unlimited or not answer.pause or r.paused > answer.pause.ends) then
     answer.pause = {ends = r.paused, whose = r.whose}

@@ -11,9 +11,9 @@
 -- algorithms[kind], each in a file of its own, is a table of
 --   load(p1, p2, p3, p4, now, data, from, to) -> st, clock_off: the state at `now`, from parameters and the payload, if
 --     there is one: data[from .. to]; nil if that is malformed. clock_off: st is a guess, as the ticks of a
---     calendar that were sent do not enclose `now`. st.limit: the most units that ever fit; st.used: the units that
---     count; if it has a rate: st.period, the us in which it grants st.limit units, and st.stated, the policy's period,
---     if it differs (load_window adds st.every, the us of a unit); others as in fixed.lua and concurrency.lua
+--     calendar that were sent do not enclose `now`. st.limit: the most units that ever fit; st.used: those that count;
+--     with a rate, st.period: the us in which it grants st.limit units, and st.stated: the policy's, if it differs
+--     (load_window adds st.every: the us of a unit); st.resets, margin, gap: fixed.lua; st.lease, hold: concurrency.lua
 --   fits_at(st, now, cost, ahead, each) -> time >= now: the earliest one (for leases an upper bound) from which on
 --     `cost` fits if `ahead` units go first, in tickets of `each` units (1 if unknown)
 --   charge(st, now, cost, hold, id): counts `cost` units; reservation `id` may hold them for `hold`

@@ -6,11 +6,12 @@
 --   3 queues    how many; 0: the last take is acknowledged, and nothing is taken
 --   4 strict    1 if their priorities are strict, else 0
 --   then the queues, the most important first, each as "priority queue"
--- The reply is the time (us), `next`, when to ask again (us; 0: nobody waits there), id_base, then for each ticket a
--- text, when it was granted (us), and what each window has counted. The text is "ticket rankcosts values key tenant
--- status", in the middle the record of line.lua. The status is 'granted', 'never' if it never fits, or 'uncharged': it
--- joined when the policy had not all its scopes, or by now its tenant is exempt or the policy observes. If it joined by
--- scopes that the policy has not, ":SUFFIX+SUFFIX..." follows: all of its scopes.
+-- reply at, next, id_base, then for each ticket its text, when it was granted (us), and what each window has counted:
+--   next   when to ask again (us): `at`, the time of the reply, for at once; 0: nobody waits in these queues
+--   text   "ticket rankcosts values key tenant status", in the middle the record of line.lua. The status is 'granted',
+--          'never' if it never fits, or 'uncharged': it joined when the policy had not all its scopes, or by now its
+--          tenant is exempt or the policy observes. If it joined by scopes that the policy has not,
+--          ":SUFFIX+SUFFIX..." follows: all of its scopes
 --
 -- Taken tickets are kept until the next call of the process acknowledges them. The same call, repeated, gets the same
 -- tickets, with the time of now, and zeros for the counts of windows; if it took none, `next` is now. Tickets that are

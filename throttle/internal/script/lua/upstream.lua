@@ -172,21 +172,21 @@ local function new_upstream()
     return not paused or changes or false
   end
 
-  -- add_reply merges a scope into an answer: the longest pause; the lowest adapted rate, with its window, in millionths
-  -- of the published rate; and the fewest units left.
-  local function add_reply(scope, now, reply)
+  -- add_to_answer adds to an answer what it has not from other scopes: the longest pause; the lowest adapted rate, with
+  -- its window, in millionths of the published rate; and the fewest units left.
+  local function add_to_answer(scope, now, answer)
     local paused, adapted = state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
-    if paused and (not reply.pause or paused.ends > reply.pause.ends) then reply.pause = paused end
+    if paused and (not answer.pause or paused.ends > answer.pause.ends) then answer.pause = paused end
     for _, w in ipairs(scope.spec.windows) do
       local rest = state_of(scope, LEFT .. scope.call.windows[w].unit, now)
-      if rest and rest.resets > now and (not reply.left or rest.left < reply.left.units) then
-        reply.left = {unit = scope.call.windows[w].unit, units = max(0, rest.left), reset = rest.resets}
+      if rest and rest.resets > now and (not answer.left or rest.left < answer.left.units) then
+        answer.left = {unit = scope.call.windows[w].unit, units = max(0, rest.left), reset = rest.resets}
       end
     end
     local period, first, ten_calls = shortest(scope)
     local rate = adapted and period and floor(rate_at(adapted, now, ten_calls) * 1e6)
-    if rate and (not reply.adapted or rate < reply.adapted.rate) then
-      reply.adapted = {
+    if rate and (not answer.adapted or rate < answer.adapted.rate) then
+      answer.adapted = {
         since = adapted.since, refusals = adapted.refusals, cut = adapted.cut, spread = adapted.spread,
         rate = rate, window = first,
       }
@@ -242,7 +242,7 @@ local function new_upstream()
 
   return {
     fits_at = fits_at, charge = charge, correct = correct, pause = pause, resume = resume, remaining = remaining,
-    add_reply = add_reply,
+    add_to_answer = add_to_answer,
   }
 end
 

@@ -22,25 +22,23 @@ local function new_eta(L)
   local call, units_of = L.call, line_units.of_unit
   local roomy = {} -- by scope: costs of which MANY fit besides all that waits, until the scope changes
 
-  -- demand is the units that wait for a window, in the flow's queue and those that are alive: `sum` of the flow's
+  -- The units that wait for a window, in the flow's queue and those that are alive, by set_demand: `sum` of the flow's
   -- class, with the least and the most cost of one ticket, `other` of the other class, `all` that may go first, the
-  -- `cost` of the ticket, and the `largest` of any. One table serves all windows, as new ones would cost time.
-  local demand = {
-    sum = 0, least = 0, most = 0, other = 0, other_most = 0, all = 0, cost = 0, largest = 0, idle = 0, unit = false,
-  }
+  -- `cost` of the ticket, and the `largest` of any. In tables, or as results, they would cost time.
+  local sum, least, most, other, other_most, all, cost, largest, idle, unit
 
   -- other_class returns how many units of the other class go first, while `units` of the flow's class go. For a
-  -- batch these are all; for a live ticket the share of batches, `idle` units and one ticket of a batch.
-  local function other_class(flow, units, idle)
-    local other = demand.other
+  -- batch these are all; for a live ticket the share of batches, `may_idle` units and one ticket of a batch.
+  local function other_class(flow, units, may_idle)
     if flow.batch or other == 0 then return other end
-    return min(other, ceil(units * call.batch_share / (1 - call.batch_share)) + demand.other_most + idle)
+    return min(other, ceil(units * call.batch_share / (1 - call.batch_share)) + other_most + may_idle)
   end
 
-  -- set_demand sets demand for window i of a scope. idle: units that live tickets may leave to batches.
-  local function set_demand(ticket, scope, i, idle)
-    local flow, unit, cost = ticket.flow, call.windows[i].unit, ticket.costs.windows[i]
-    local sum, least, most, other, other_most = 0, MOST, 0, 0, 0
+  -- set_demand sets them for window i of a scope. may_idle: units that live tickets may leave to batches.
+  local function set_demand(ticket, scope, i, may_idle)
+    local flow = ticket.flow
+    unit, cost, idle = call.windows[i].unit, ticket.costs.windows[i], may_idle
+    sum, least, most, other, other_most = 0, MOST, 0, 0, 0
     for name, q in pairs(L.queues) do
       local tickets = (name == flow.queue or L.alive(q)) and L.tickets_at(name, scope, flow)
       if tickets and tickets.n > 0 then
@@ -52,16 +50,15 @@ local function new_eta(L)
         end
       end
     end
-    demand.sum, demand.least, demand.most, demand.other, demand.other_most = sum, least, most, other, other_most
-    demand.cost, demand.largest, demand.idle, demand.unit = cost, max(most, other_most, cost), idle, unit
-    demand.all = sum + other_class(flow, sum + cost, idle)
+    largest = max(most, other_most, cost)
+    all = sum + other_class(flow, sum + cost, idle)
   end
 
   -- flow_units returns the units of a flow's first `position` tickets, nil for all: at least, about, and at most.
-  local function flow_units(flow, unit, position)
-    local sum, least, most = units_of(flow, unit)
-    if position == nil or position >= flow.n then return sum, sum, sum end
-    return min(sum, position * least), ceil(sum * position / flow.n), min(sum, position * most)
+  local function flow_units(flow, position)
+    local units, of_least, of_most = units_of(flow, unit)
+    if position == nil or position >= flow.n then return units, units, units end
+    return min(units, position * of_least), ceil(units * position / flow.n), min(units, position * of_most)
   end
 
   -- share_of_others returns the units that other flows of the class take at shared scopes while the flow takes one,
@@ -69,34 +66,32 @@ local function new_eta(L)
   local function share_of_others(flow)
     local queue, new = L.queue_of(flow.queue), flow.n == 0
     local weights, flows = queue.weights + (new and flow.weight or 0), queue.flows - (new and 0 or 1)
-    local all, of_server, priorities = weights, weights, queue.priority
+    local of_all, of_server, priorities = weights, weights, queue.priority
     for name, q in pairs(L.queues) do
       if q.batch == flow.batch and name ~= flow.queue and L.alive(q) then
-        all, flows = all + q.weights, MOST
+        of_all, flows = of_all + q.weights, MOST
         if q.server == queue.server then
           of_server, priorities = of_server + q.weights, priorities + q.priority
         end
       end
     end
-    local units = weights / flow.weight             -- of the queue, for one of the flow: flows share by weight;
-    units = units * all / of_server                 -- of all servers, for one of this: by their flows' weights;
-    units = units * priorities / queue.priority - 1 -- and queues of a server share by priority
+    local units = weights / flow.weight                -- of the queue, for one of the flow: flows share by weight;
+    units = units * of_all / of_server                 -- of all servers, for one of this: by their flows' weights;
+    units = units * priorities / queue.priority - 1    -- and queues of a server share by priority
     return max(0, units), flows
   end
 
   -- ahead_of returns how many units of the flow's class go first at a scope: at least, about, and at most.
   local function ahead_of(ticket, scope, one_scope)
-    local flow, unit = ticket.flow, demand.unit
-    local least, about, most = flow_units(flow, unit, ticket.position)
-    local others = demand.sum - units_of(flow, unit)
-    if others == 0 or ticket.all_first or scope.spec.of_tenant then return least, about + others, most + others end
-    local share, flows = share_of_others(flow)
-    if one_scope then
-      most = most + min(others, ceil((about + demand.largest) * share) + flows * demand.largest)
-    else
-      most = most + others
+    local flow = ticket.flow
+    local at_least, about, at_most = flow_units(flow, ticket.position)
+    local others = sum - units_of(flow, unit)
+    if others == 0 or ticket.all_first or scope.spec.of_tenant then
+      return at_least, about + others, at_most + others
     end
-    return least, about + min(others, floor(about * share + 1e-6) + ceil(share) * demand.cost), most
+    local share, flows = share_of_others(flow)
+    local most_others = one_scope and min(others, ceil((about + largest) * share) + flows * largest) or others
+    return at_least, about + min(others, floor(about * share + 1e-6) + ceil(share) * cost), at_most + most_others
   end
 
   -- let_in returns the scopes as they will be when the upstream lets in a ticket with these costs, and that time.
@@ -111,20 +106,20 @@ local function new_eta(L)
     return time > at and scopes.later(list, time) or list, time
   end
 
-  -- delays returns when the ticket fits window i, of which demand is set: as expected, at the latest, and at the
+  -- delays returns when the ticket fits window i, after set_demand for it: as expected, at the latest, and at the
   -- earliest; and whether the latest time is an upper bound, as it is known how long leases are held.
   local function delays(ticket, scope, i, at, one_scope)
     local st, algorithm, flow = scope.states[i], call.windows[i].algorithm, ticket.flow
-    local cost, largest, limit, fits_at = demand.cost, demand.largest, st.limit, algorithm.fits_at
+    local limit, fits_at = st.limit, algorithm.fits_at
     local least_ahead, ahead, most_ahead = ahead_of(ticket, scope, one_scope)
     ahead = ahead + other_class(flow, ahead + cost, 0)
-    most_ahead = most_ahead + other_class(flow, most_ahead + cost, demand.idle)
+    most_ahead = most_ahead + other_class(flow, most_ahead + cost, idle)
     local each, pace, pace_most = 1, 0, 0
     if flow.batch and st.period and st.period <= PACED then
       pace = at + ceil(ahead * st.period / limit)
       pace_most = ceil((most_ahead + cost) / limit + 2) * st.period
     end
-    if demand.other == 0 and (demand.sum == 0 or demand.least == demand.most and demand.least == cost) then
+    if other == 0 and (sum == 0 or least == most and least == cost) then
       each = cost
     elseif not algorithm.drains then -- a ticket that waits for its cost leaves less than that unused
       local used = max(1, limit - largest + 1, limit / 2)
@@ -157,7 +152,6 @@ local function new_eta(L)
         local i = numbers[j]
         local st, fits_at = scope.states[i], call.windows[i].algorithm.fits_at
         set_demand(ticket, scope, i, list[2] and st.limit or 0) -- tickets may wait at other scopes while this one idles
-        local cost, all = demand.cost, demand.all
         local all_fit = cost + all == 0 or fits_at(st, at, cost, all, 1) <= at
         room = room and all_fit and fits_at(st, at, cost, all + MANY * cost, 1) <= at
         if not all_fit or scope.sections or batch then

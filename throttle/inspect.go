@@ -40,7 +40,7 @@ type Expectation struct {
 	Pauses   []Pause  // by operators, in force: of the policy, and of the tenant
 }
 
-// Expect fills in expectations. It changes nothing. Errors are Take's and the TenantFunc's.
+// Expect fills in expectations. It changes no position and no count. Errors are Take's and the TenantFunc's.
 func (n *Line) Expect(ctx context.Context, expectations ...*Expectation) error {
 	cp, err := n.limiter.policyOfLine(n.name, true)
 	if err != nil {

@@ -170,7 +170,7 @@ func (n *Line) Leave(ctx context.Context, tickets ...Ticket) error {
 func (cp *compiledPolicy) leave(ctx context.Context, tickets ...string) error {
 	asks := make([]script.Request, len(tickets))
 	for i, name := range tickets {
-		asks[i] = script.Request{Op: script.Leave, Ticket: name, Keys: make([]string, len(cp.scopes))}
+		asks[i] = script.Request{Op: script.Leave, Ticket: name, Keys: make([]string, len(cp.scopes))} // the verb reads no scope
 	}
 	_, err := cp.decide(ctx, asks...)
 	return err

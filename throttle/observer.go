@@ -10,7 +10,7 @@ import (
 // it, so several calls may run at once. It must return quickly, and must not call the limiter. A panic is
 // recovered, and logged with its stack: at most once a minute for each type of event. These are the events:
 //
-//   - Call: a script in Redis was called, or package worker called asynq's Redis to pick or start tasks.
+//   - Call: a script in Redis was called, or package worker called asynq's Redis to pick, start or move tasks.
 //   - Correction: a reservation was settled to another cost, or cancelled; or a taken ticket was given back.
 //   - Decision: a request was granted or denied, but not a grant from the line, or one that replaces
 //     another (Line.ReserveAgain).

@@ -327,12 +327,12 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 
 func (o *operation) decision(a script.Answer) Decision {
 	// Only an operator's pause denies an unlimited request. What joined during the pause keeps its answer after it.
-	waits := a.Status == script.Waits || a.Status == script.WaitedBefore
-	refused := a.Status == script.OverMaxWait || a.Status == script.BacklogFull || a.Status == script.OverDeadline
+	waits := a.Status == script.Joined || a.Status == script.Waits
+	refused := a.Status == script.TooLong || a.Status == script.BacklogFull || a.Status == script.TooLate
 	pausedByHand := a.Status != script.Granted && a.Pause.Whose > 0
 	neverDenied := o.unlimited && !waits && !refused && !pausedByHand
 	d := Decision{
-		AlreadyQueued: a.Status == script.WaitedBefore,
+		AlreadyQueued: a.Status == script.Waits,
 		At:            time.UnixMicro(a.At),
 		ClockBehind:   micros(a.Behind),
 		Exempt:        neverDenied && o.tenant.Exempt,
@@ -380,11 +380,11 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 	case a.Status == script.BacklogFull:
 		cause := fmt.Errorf("%d wait already", o.request.Backlog)
 		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
-	case a.Status == script.OverMaxWait:
+	case a.Status == script.TooLong:
 		cause := fmt.Errorf("may wait for %v, longer than %v: %w",
 			roundUp(max(d.Latest, d.RetryIn)), max(0, o.request.MaxWait.Truncate(time.Microsecond)), context.DeadlineExceeded)
 		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
-	case a.Status == script.OverDeadline:
+	case a.Status == script.TooLate:
 		err = tooLate(o.request, d)
 	case d.Granted && reserves:
 		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, grantor: o.compiledPolicy, limiter: l}

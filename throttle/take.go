@@ -3,7 +3,6 @@ package throttle
 import (
 	"cmp"
 	"context"
-	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/throttle/internal/script"
@@ -71,16 +70,16 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if err != nil {
 		return taken, err
 	}
-	taken.Tickets = slices.DeleteFunc(taken.Tickets, func(t TakenTicket) bool {
-		_, asked := o.Queues[t.Queue]
-		t.untold = !asked
-		if !asked {
+	all := taken.Tickets
+	taken.Tickets = nil
+	for _, t := range all {
+		if _, asked := o.Queues[t.Queue]; asked {
+			taken.Tickets = append(taken.Tickets, t)
+			tell(n.limiter, t)
+		} else {
+			t.untold = true
 			taken.Others, taken.Next = append(taken.Others, t), 0 // Next was for other queues, too
 		}
-		return !asked
-	})
-	for _, t := range taken.Tickets {
-		tell(n.limiter, t)
 	}
 	return taken, nil
 }

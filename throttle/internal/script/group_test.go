@@ -101,7 +101,7 @@ func TestAGrantToACallerThatGaveUpIsCancelled(t *testing.T) {
 			gone = append(gone, askIn(t, g, p, r))
 		}
 		stays := askIn(t, g, p, reserveAs("stays"))
-		statuses := map[string]string{"granted": Granted, "granted too": Granted, "denied": Denied, "join": Waits, "exempt": Granted, "observed": Granted}
+		statuses := map[string]string{"granted": Granted, "granted too": Granted, "denied": Denied, "join": Joined, "exempt": Granted, "observed": Granted}
 		f.answer = func(c fakeCall) ([]Answer, error) {
 			answers := f.grant(c)
 			for i, r := range c.requests {

@@ -19,7 +19,7 @@ const (
 	Reserve   = "reserve"   // takes the costs in all windows; if one has no room, in none, and a ticket joins the line
 	Exempt    = "exempt"    // takes them in any case; while operators pause the request, it acts as Reserve
 	Observe   = "observe"   // is Exempt, and answers when they would have fitted
-	Peek      = "peek"      // answers as Reserve would without a ticket, and changes nothing
+	Peek      = "peek"      // answers as Reserve would without a ticket; it counts nothing, and changes no position
 	Join      = "join"      // puts a ticket in line
 	Leave     = "leave"     // takes it out
 	PutBack   = "put_back"  // puts a taken ticket back at its rank, and gives back the units of its grant, once
@@ -31,7 +31,7 @@ const (
 	Resume    = "resume"    // ends a pause, and the adapted rates
 	Remaining = "remaining" // notes the units that the upstream has left
 	Refresh   = "refresh"   // writes a flow's weight and own parameters as they are now
-	Expect    = "expect"    // answers when the ticket may start; without one, the flow's last ticket; without a flow, the request's costs
+	Expect    = "expect"    // answers when the ticket may start; without one, the flow's last ticket; without a flow, when a request may that costs nothing
 )
 
 // A Request is one request of a call. Times and durations are microseconds. Fields that calls carry as JSON have
@@ -141,20 +141,20 @@ func grants(op string) bool { return op == Reserve || op == Exempt || op == Obse
 
 // The statuses of answers. Tickets of a take have others: see lua/take.lua.
 const (
-	Denied       = "denied"
-	Granted      = "ok"
-	Done         = Granted // of a verb that grants nothing
-	Waits        = "joined"
-	OverMaxWait  = "too_long" // refused
-	BacklogFull  = "backlog"  // refused
-	WaitedBefore = "waits"    // was in line already
-	OverDeadline = "too_late" // refused
-	Nothing      = "nothing"  // depends on the verb: see lua/decide.lua
-	Failed       = "failed"
+	Denied      = "denied"
+	Granted     = "ok"
+	Done        = Granted // of a verb that grants nothing
+	Joined      = "joined"
+	TooLong     = "too_long" // refused
+	BacklogFull = "backlog"  // refused
+	Waits       = "waits"    // was in line already
+	TooLate     = "too_late" // refused
+	Nothing     = "nothing"  // depends on the verb: see lua/decide.lua
+	Failed      = "failed"
 )
 
-// The scripts remember the first letter of a status. Only Granted may begin with o, and only Waits with j.
-var statuses = []string{Denied, Granted, Waits, OverMaxWait, BacklogFull, WaitedBefore, OverDeadline, Nothing, Failed}
+// The scripts remember the first letter of a status. Only Granted may begin with o, and only Joined with j.
+var statuses = []string{Denied, Granted, Joined, TooLong, BacklogFull, Waits, TooLate, Nothing, Failed}
 
 // Values of Answer.Binds that are no window: Slots, a handler slot, and Paused, the pause in Answer.Pause.
 const Slots, Paused = -1, -2

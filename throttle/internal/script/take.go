@@ -176,7 +176,7 @@ func readTicket(text, id string) (t TakenTicket, ok bool) {
 	return t, err == nil && slices.Contains([]string{"granted", "never", "uncharged"}, status)
 }
 
-// ReadTicket reads a ticket's record as lua/line.lua keeps it: a rank of 16 digits, then "costs |VALUES key".
+// ReadTicket reads a ticket's record as lua/line.lua keeps it: "RANKcosts |VALUES key:SINCE+BINDS".
 func ReadTicket(name, record string) (t Ticket, err error) {
 	digits := record[:min(16, len(record))]
 	f := strings.Split(record[len(digits):], " ")

@@ -108,5 +108,5 @@ func TestFirstLettersOfStatuses(t *testing.T) {
 	for _, status := range statuses {
 		by[status[:1]] = append(by[status[:1]], status)
 	}
-	expect.That(t, len(by["o"]) == 1 && by["o"][0] == Granted && len(by["j"]) == 1 && by["j"][0] == Waits, by)
+	expect.That(t, len(by["o"]) == 1 && by["o"][0] == Granted && len(by["j"]) == 1 && by["j"][0] == Joined, by)
 }

@@ -32,7 +32,7 @@ const (
 //go:embed lua
 var lua embed.FS
 
-// scripts has the scripts of folder lua by name. All but batch_count begin with functions.lua.
+// scripts has the files of folder lua by name, as scripts. All but batch_count begin with functions.lua.
 var scripts = func() map[string]*redis.Script {
 	all := map[string]*redis.Script{}
 	functions, _ := lua.ReadFile("lua/functions.lua") // embedded files can be read

@@ -49,6 +49,8 @@ algorithms['f'] = {
     return st, clock_off
   end,
 
+  -- With a limit of 3, all of it used, and 4 units ahead, 3 of these go after the next reset, resets[2]. The last one
+  -- and a cost of 1 go after resets[3].
   fits_at = function(st, now, cost, ahead, each)
     local limit, resets, room, i, last = st.limit, st.resets, st.limit - st.used, 2, #st.resets
     if ahead + cost <= room then return now end

@@ -46,8 +46,9 @@
 -- a ticket may wait as long as its task; k:PROCESS if empty or of claims after a minute, s:SUFFIX with its windows.
 --
 -- new_line(call) -> L. It reads each field of a hash at most once. Changes are noted, and written at the end
--- (add_writing). Only calls that find a line, or join one, make L. line_units and appointments are tables; each
--- other file has a new_...(L), mostly called by `made_once`, that returns a function or a table of them.
+-- (add_writing). Only calls that find a line, join one, or put taken tickets back make L. line_units and appointments
+-- are tables; each other file has a new_...(L), mostly called by `made_once`, that returns a function or a table of
+-- them.
 --
 -- call.numbers has the numbers of scopes by their attributes. call.only_tenants is true if no window counts by another
 -- attribute than the tenant, in this call or in one that wrote the line. call.batches is true if batches have
@@ -196,7 +197,7 @@ local function add_writing(L)
     end
   end
 
-  -- finish removes claims of ended processes, and writes all changes. Without tickets few keys stay: line.lua.
+  -- finish removes claims of ended processes, and writes all changes. Without tickets few keys stay: see above.
   function L.finish()
     for _, q in pairs(L.queues) do
       if q.claims and q.n > 0 and not L.alive(q) then made_once(new_heads, L).sweep(q) end

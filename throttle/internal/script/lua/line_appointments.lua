@@ -21,8 +21,8 @@ function appointments.served(q, now) return now - q.asked < (q.claims and 200000
 function appointments.nudge(q, now, time)
   if q.claims then return false end -- their process asks in time
   local since, spacing = now - appointments.FORGET, appointments.SPACING
-  local kept = q.last >= since and not (q.first < since and q.asked < q.first) -- else all are past, or one was missed
-  if kept and q.first <= max(time, now) + spacing then return false end
+  local all_past, missed = q.last < since, q.first < since and q.asked < q.first
+  if not (all_past or missed) and q.first <= max(time, now) + spacing then return false end
   -- One server wakes, so that the next tickets need not wake others.
   q.first, q.last, q.changed = now, now, true
   return true

@@ -81,7 +81,9 @@ local function new_eta(L)
     return max(0, units), flows
   end
 
-  -- ahead_of returns how many units of the flow's class go first at a scope: at least, about, and at most.
+  -- ahead_of returns how many units of the flow's class go first at a scope: at least, about, and at most. Where flows
+  -- of equal weight have 2 and 6 tickets of one unit, a third one of the first flow goes after 2 at least, as others
+  -- may leave; after about 5, as flows take turns; and after 6 at most, if the policy has one scope.
   local function ahead_of(ticket, scope, one_scope)
     local flow = ticket.flow
     local at_least, about, at_most = flow_units(flow, ticket.position)

@@ -121,8 +121,8 @@ local function new_join(L)
     return false
   end
 
-  -- first_goes_before returns whether the first ticket of the request's flow waits at ROOT, has other costs than
-  -- the request, and does not fit now. With equal costs, it waits for a slot, which the request has.
+  -- first_goes_before returns whether the first ticket of the request's flow waits at ROOT, and does not fit now.
+  -- If all tickets of the flow cost what the request does, they fit too, and wait for a slot, which the request has.
   local function first_goes_before(r, id)
     local flow = L.flow_of(r.flow)
     if not flow or flow.suffix ~= ROOT or flow.same == windows.costs_of(call, r.costs_text) then return false end
@@ -195,7 +195,7 @@ local function new_join(L)
   local function join(r, list, at, joined_before)
     local costs = windows.costs_of(call, r.costs_text)
     local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
-    if name == r.flow then -- it waits already
+    if name == r.flow then -- it waits already, unless the set of its flow has lost it
       local kept, key = match(L.read('t', r.ticket), '^(.* )([^ :+]*)')
       if key ~= match(r.key, '^[^:+]*') then L.write('t', r.ticket, kept .. r.key) end -- another task has the ID now
       local answer = expect_ticket(r, list, at, nil)

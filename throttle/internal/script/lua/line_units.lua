@@ -37,7 +37,7 @@ local line_units = {
     elseif tally.same ~= costs then
       tally.units = tally.units or {}
       for unit, cost in pairs(tally.same and tally.same.units or {}) do
-        tally.units[unit] = {cost * (n - sign), cost, cost}
+        tally.units[unit] = {cost * (n - sign), cost, cost} -- of all until now
       end
       tally.same = false
       for unit, u in pairs(tally.units) do if not costs.units[unit] then u[2] = 0 end end

@@ -188,7 +188,7 @@ scopes = {
   read = read,
   reload = reload,
 
-  -- later returns copies of scopes as they will be at a time, if no grant or renewal comes. st.present: the leases now.
+  -- later returns copies of scopes as they will be at a time without new grants. st.present: the leases now (line_eta).
   later = function(list, time)
     local copies = {}
     for s = 1, #list do

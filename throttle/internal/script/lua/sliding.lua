@@ -51,7 +51,8 @@ algorithms['s'] = {
 
   -- In an endless queue a unit goes one period after the unit that is `limit` units ahead of it: `cycles` counts these
   -- periods back, to a unit that counts already, or has room now. Where all tickets ahead cost `each`, a period
-  -- has room for whole tickets only.
+  -- has room for whole tickets only. With a limit of 3 in 60 s and grants at 0, 10 and 20 s, the unit after 4 others
+  -- is the 8th: it goes two periods after the 2nd, at 130 s.
   fits_at = function(st, now, cost, ahead, each)
     local limit, unit = st.limit, st.used + ahead + cost
     if unit <= limit then return now end

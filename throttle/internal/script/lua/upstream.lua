@@ -155,12 +155,12 @@ local function new_upstream()
   -- pause notes a refusal; the scope adapts if the policy does. It returns whether that is news: the rate was cut,
   -- grants begin to be spread, or a pause began. A guessed pause of a scope that adapts is no news.
   local function pause(scope, now, r)
-    local refused, spread, changes = r.refused, nil, nil
+    local refused, length, changes = r.refused, nil, nil
     local wait, guess, paused = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)
     if refused.adapt then
-      spread, changes = adapt(scope, now, r.at, wait, guess)
-      if spread == 0 then return false end
-      wait = spread or wait
+      length, changes = adapt(scope, now, r.at, wait, guess)
+      if length == 0 then return false end
+      wait = length or wait
     end
     -- Exempt tenants call during a pause, and may be refused. The longest pause counts.
     if not paused or paused.ends < now + wait then
@@ -168,7 +168,7 @@ local function new_upstream()
         ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, reporter = refused.reporter,
       })
     end
-    if spread and guess > 0 then return changes end
+    if length and guess > 0 then return changes end
     return not paused or changes or false
   end
 

@@ -125,8 +125,7 @@ local function new_verbs(call)
     each(list, function(scope, i, algorithm)
       scopes.touch(scope, now)
       local st, change, name = scope.states[i], changes[i], call.windows[i].name
-      local id, of_added = lease_id(call, r.id), added[name] or 0
-      given = given + st.used
+      local id, of_added, used = lease_id(call, r.id), added[name] or 0, st.used
       if change > 0 then
         algorithm.charge(st, now, change, 0, id)
         added[name], fate.added_at = of_added + change, fate.added_at or now
@@ -138,7 +137,7 @@ local function new_verbs(call)
         end
         refund(algorithm, st, now, r.at, -change - last, id)
       end
-      given = given - st.used
+      given = given + used - st.used
     end)
     for _, scope in ipairs(list) do
       if scope.sections then upstream().correct(scope, costs, changes, now, r.at) end

@@ -18,7 +18,7 @@
 --   open, raw       the scopes that were opened, and values that were read ahead, by key
 --   generation      how often states of any scope were loaded again (scope.lua)
 --   texts           costs and settings that were read, by text
---   dirty, line     see request.lua
+--   dirty, line     see request.lua; id_base: see take.lua
 --   waiting         the count of the line (line.lua); nil or false if nobody waits
 
 local windows

@@ -81,7 +81,7 @@ local function add_writing(L)
   local P, now = call.P, call.now
   local changes = {} -- of sorted sets: scores by member, by key
   local moved = {}   -- flows, by name
-  local crowds = {}  -- by node: changes of m:NODE, and their tenants
+  local crowds = {}  -- by node: {members: changes of m:NODE, tenants: whose first flow may have changed}
 
   -- change notes the new score of a member of a sorted set; false removes the member.
   function L.change(key, member, score)
@@ -96,7 +96,7 @@ local function add_writing(L)
   end
 
   -- note_score notes the score of a flow at a node; false: it leaves. Where a tenant may have several flows, all
-  -- stand in m:NODE, with the score 0. Of these flush puts the first one into n:NODE.
+  -- stand in m:NODE, with the score 0, and none in n:NODE until flush puts the first one there.
   local function note_score(flow, suffix, rank, score)
     local key, member = flow.queue .. '|' .. suffix, rank .. ' ' .. flow.id
     local node = not call.only_tenants and L.node_of(flow.queue, suffix)
@@ -104,11 +104,12 @@ local function add_writing(L)
       local crowd = crowds[node] or {members = {}, tenants = {}}
       crowds[node], crowd.tenants[flow.tenant] = crowd, true
       crowd.members[flow.tenant .. ' ' .. member] = score and 0
-      score = false -- in n:NODE, see above
+      score = false
     end
     L.change('n:' .. key, member, score)
   end
 
+  -- put_first puts the first flow of a tenant in m:NODE into n:NODE, in place of the one that was first.
   local function put_first(node, tenant)
     local key, from, to = P .. 'm:' .. node.key, '[' .. tenant .. ' ', '(' .. tenant .. '!'
     local found = redis.call('ZRANGE', key, from, to, 'BYLEX', 'LIMIT', '0', '2')
@@ -143,7 +144,8 @@ local function add_writing(L)
     changes = {}
   end
 
-  -- count_flows returns a lower bound of the flows at a node: calls with only_tenants write n:NODE alone.
+  -- count_flows returns a lower bound of the flows at a node: m:NODE lacks those that calls with only_tenants put into
+  -- n:NODE, which lacks all but the first of each tenant.
   function L.count_flows(key)
     local n = redis.call('ZCARD', P .. 'n:' .. key)
     return (n == 0 or call.only_tenants) and n or max(n, redis.call('ZCARD', P .. 'm:' .. key))

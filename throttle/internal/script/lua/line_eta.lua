@@ -144,13 +144,14 @@ local function new_eta(L)
     local costs, batch = ticket.costs, ticket.flow.batch
     local list, at = let_in(all_scopes, from, costs)
     local one_scope = call.only_tenants and not list[2] -- the policy has only one
-    local time, earliest, waits, binds, known, blocking, elapsed = from, at, 0, nil, true, 0, 0
+    local time, binds, earliest = from, nil, at
+    local sum_of_waits, all_bounded, blocking, missed = 0, true, 0, 0 -- blocking: windows; missed: parts of buckets
     for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
     for s = 1, #list do
       local scope, numbers = list[s], list[s].spec.windows
-      local look = scope.changed or roomy[scope] ~= costs
+      local is_roomy = not scope.changed and roomy[scope] == costs -- it delays nothing, and need not be looked at
       local room, since = not scope.sections and not call.batches, scope.sections and from or at
-      for j = 1, look and #numbers or 0 do
+      for j = 1, is_roomy and 0 or #numbers do
         local i = numbers[j]
         local st, fits_at = scope.states[i], call.windows[i].algorithm.fits_at
         set_demand(ticket, scope, i, list[2] and st.limit or 0) -- tickets may wait at other scopes while this one idles
@@ -158,24 +159,25 @@ local function new_eta(L)
         room = room and all_fit and fits_at(st, at, cost, all + MANY * cost, 1) <= at
         if not all_fit or scope.sections or batch then
           local fit, late, soonest, bounded = delays(ticket, scope, i, at, one_scope)
-          known, earliest, waits = known and bounded, max(earliest, soonest), waits + late - at
+          all_bounded, earliest = all_bounded and bounded, max(earliest, soonest)
+          sum_of_waits = sum_of_waits + late - at
           if late > at then
             blocking = blocking + 1
             if st.resets then -- with a margin, they may count on both sides of a reset
-              elapsed = elapsed + at - st.resets[1] - st.margin + (st.margin > 0 and late - at or 0)
+              missed = missed + at - st.resets[1] - st.margin + (st.margin > 0 and late - at or 0)
             end
           end
           if fit > max(time, since) then time, binds = fit, i end
           if fits and fit > since then fits[i] = fit end
         end
       end
-      if look then roomy[scope] = room and costs end
+      if not is_roomy then roomy[scope] = room and costs end
     end
     time = min(time, MOST)
-    if blocking > 1 then waits = waits + elapsed end -- tickets delayed elsewhere come into the next bucket
-    local latest = min(MOST, max(time, at + waits))
+    if blocking > 1 then sum_of_waits = sum_of_waits + missed end -- tickets delayed elsewhere come into the next bucket
+    local latest = min(MOST, max(time, at + sum_of_waits))
     if time == latest and earliest < time and not ticket.all_first then latest = latest + 1 end -- it is not exact
-    local answer = new_answer(time, known and latest or 0)
+    local answer = new_answer(time, all_bounded and latest or 0)
     answer.binds = binds
     return answer, min(earliest, time)
   end

@@ -1,5 +1,8 @@
 -- line_fair.lua: the order of flows at a node of several tenants. It is start-time fair queueing (Goyal, Vin, Cheng,
 -- 1996): see docs/explanation/line.md. A taken ticket moves a tag by its part of the node's tightest window.
+--
+-- A tenant's tag is kept in g:NODE, and in node.tags during the call. But if windows count by no attribute but the
+-- tenant (only_tenants), it has one flow, whose record has the tag while the flow has tickets.
 
 local function new_fair(L)
   local WHOLE = 100000000 -- how far a tag moves for a grant of a window's whole limit
@@ -19,8 +22,7 @@ local function new_fair(L)
     return part > 0 and part * WHOLE or SLOT
   end
 
-  -- tag_of returns the tag of a flow's tenant. If windows count by no attribute but the tenant (only_tenants), a
-  -- tenant has one flow, whose record has the tag.
+  -- tag_of returns the tag of a flow's tenant.
   function fair.tag_of(node, flow)
     if call.only_tenants and flow.n > 0 then return flow.tag end
     local tag = node.tags[flow.tenant]
@@ -39,7 +41,7 @@ local function new_fair(L)
     end
   end
 
-  -- keep_tag keeps the tag of a flow whose last ticket has left.
+  -- keep_tag keeps the tag of a flow whose last ticket has left, as its record will be deleted.
   function fair.keep_tag(node, flow)
     if call.only_tenants and flow.tag > node.v then set_tag(node, flow, flow.tag) end
   end

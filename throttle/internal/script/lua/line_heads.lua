@@ -42,13 +42,31 @@ local function new_heads(L)
     return upstream().fits_at(scope, i, at, time, cost, ahead)
   end
 
+  -- scope_opens returns when a scope may have room for a flow's costs, by window. If L.order is set, the flow leaves
+  -- room for sides whose turn it is (line_order.lua), until their turn lapses.
+  local function scope_opens(flow, scope, at, costs)
+    local numbers, ahead, owed = scope.spec.windows, scope.ahead, L.order and L.order.owed(flow, scope)
+    local time = max(at, owed and owed.opens or at)
+    for j = 1, #numbers do
+      local i, passed, reserved = numbers[j], 0, 0
+      if ahead then passed = ahead[call.windows[i].unit] or 0 end
+      if owed then reserved = owed.reserved[call.windows[i].unit] or 0 end
+      local opens = opens_at(flow, scope, i, at, costs[i], passed + reserved)
+      if opens > at and reserved > 0 then
+        local alone = opens_at(flow, scope, i, at, costs[i], passed)
+        opens = min(opens, max(alone, owed.lapses), at + appointments.LATEST)
+      end
+      time = max(time, opens)
+    end
+    return time
+  end
+
   -- blocker returns the suffix of the first scope without room for the costs, nil if all have room or the costs never
   -- fit; when the scope may have room; and whether the costs never fit, as they are above a window's capacity. A flow
-  -- whose tenant operators have paused waits at a node of the tenant, even if the policy has no such scope. If L.order
-  -- is set, the flow leaves room for sides whose turn it is (line_order.lua), until their turn lapses.
+  -- whose tenant operators have paused waits at a node of the tenant, even if the policy has no such scope.
   function heads.blocker(flow, costs)
     local list, at = heads.scopes_of(flow)
-    local order, by_window, settings = L.order, costs.windows, flow.settings
+    local by_window, settings = costs.windows, flow.settings
     if settings and (settings.paused or 0) > at then
       local narrowest = list[1] and list[1].spec.of_tenant and list[1].suffix
       return narrowest or 'w:tenant:' .. flow.tenant, settings.paused, false
@@ -59,25 +77,12 @@ local function new_heads(L)
         if by_window[i] > list[s].states[i].limit then return nil, at, true end
       end
     end
-    local last = #list + (order and not call.numbers[''] and 1 or 0) -- sides take turns at ROOT in any case
+    local last = #list + (L.order and not call.numbers[''] and 1 or 0) -- sides take turns at ROOT in any case
     for s = 1, last do
-      local scope, blocked_until = list[s] or order.root, at
+      local scope = list[s] or L.order.root
       if scope.failed then return scope.suffix, now + appointments.LATEST, false end
-      local numbers, ahead, owed = scope.spec.windows, scope.ahead, order and order.owed(flow, scope)
-      for j = 1, #numbers do
-        local i = numbers[j]
-        local window, st, cost, passed, reserved = call.windows[i], scope.states[i], by_window[i], 0, 0
-        if ahead then passed = ahead[window.unit] or 0 end
-        if owed then reserved = owed.reserved[window.unit] or 0 end
-        local opens = opens_at(flow, scope, i, at, cost, passed + reserved)
-        if opens > at and reserved > 0 then
-          local alone = opens_at(flow, scope, i, at, cost, passed)
-          opens = min(opens, max(alone, owed.lapses), at + appointments.LATEST)
-        end
-        blocked_until = max(blocked_until, opens)
-      end
-      if owed and owed.opens then blocked_until = max(blocked_until, owed.opens) end
-      if blocked_until > at then return scope.suffix, blocked_until, false end
+      local opens = scope_opens(flow, scope, at, by_window)
+      if opens > at then return scope.suffix, opens, false end
     end
     return nil, at, false
   end
@@ -113,7 +118,7 @@ local function new_heads(L)
     end
   end
 
-  -- reopen makes the shared nodes due that a flow has passed without taking the room there. At
+  -- reopen makes the nodes of shared scopes due that a flow has passed, as it will not take the room there. At
   -- `suffix`, the scope where the flow waits now, it leaves out the node of the flow's queue.
   function heads.reopen(flow, suffix)
     if call.only_tenants then return end
@@ -207,7 +212,7 @@ local function new_heads(L)
     return true
   end
 
-  -- sweep removes claims of a process that has ended.
+  -- sweep removes claims of a process that has ended: SWEPT at most.
   function heads.sweep(q)
     local left, last = SWEPT, format('%d', SWEPT)
     for _, suffix in ipairs(redis.call('ZRANGE', P .. q.dues_key, '0', last)) do

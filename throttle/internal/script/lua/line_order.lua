@@ -1,20 +1,32 @@
 -- line_order.lua: who goes first at a scope: queues and classes.
 --
--- A side is the tickets of one class in one queue. docs/explanation/line.md explains how sides share a scope.
--- A side that begins to wait starts at V, the least tag there; a batch starts one ticket after V if live sides wait.
+-- docs/explanation/line.md explains how they share a scope. The words of this file:
+--   side        the tickets of one class, live or batch, in one queue. A server takes from its sides together; to a
+--               take, all other sides are those of other servers
+--   tag, V      a side's tag at a scope grows by each grant there, the less the more the side weighs. V is the least
+--               tag of the sides that wait: this is the fair queueing of line_fair.lua, with sides as its tenants
+--   standings   of a scope: `list` has a row for each side that waits there, `rows` the same by queue; `tags` has
+--               those that Redis kept, also of sides that do not wait now
+--   account     has the tag of a row. Sides that a take serves by strict priorities share one, for each class
+--   owed        what a ticket leaves to the rows that go before it: `reserved`, units, until `lapses`
+--
+-- A side that begins to wait starts at V; a batch starts one ticket after V if live sides wait.
 --
 -- A take serves its side with the least tag at ROOT; while that side waits for a window, no other is served. A take
 -- also leaves room for a side of another server that goes first. If its ticket does not fit yet, and no window has
 -- leases, that room lapses LATE after the ticket fits; else it is kept from LATE before the side's appointment to LATE
 -- after. If live tickets delay a batch at a scope, it catches up at narrower scopes: see note_grant_at.
 --
+-- Example: servers A and B have a queue with one flow each, at a window of 10 requests. So either weighs 1/2, and a
+-- request moves its tag by 1/10 / (1/2) = 1/5 of WHOLE. The tags are 3/5 and 1/5. B has 5 tickets that fit, and an
+-- appointment in 10 ms. Now A takes: B goes before it, by two tickets. So A leaves two units: it gets a ticket if the
+-- window has room for three. Else its flow waits until there is, but until the room of B lapses, in 30 ms, at most.
+--
 -- Key, after the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": `time` is when the next ticket of a batch goes (us), `mixed` is 1
 --              if both classes waited at the last grant; then the tags from V on
 --
--- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a reserve. The
--- standings of a scope are a row for each side that waits there, by queue and in a list; V; the time at which the
--- next ticket of a batch goes; and the tags that were kept.
+-- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a reserve.
 
 local function new_order(L, names, strict)
   local LATE = 20000     -- us
@@ -22,19 +34,20 @@ local function new_order(L, names, strict)
   local BURST = 100000   -- us by which tickets of a batch may go before their time
   local TAGS_MS = 60000  -- for which tags are kept, at least
   local LIVE, BATCH = 1, 2
+  local NONE = -1        -- the tag of an account whose sides have none yet
 
   local call, fair, heads = L.call, made_once(new_fair, L), made_once(new_heads, L)
   local P, now = call.P, call.now
   local order = { -- root: the scope that all share, even if it has no window
     root = call.numbers[''] and scopes.open(call, ROOT, call.numbers['']) or {suffix = ROOT, spec = {windows = {}}},
   }
-  local asked_for, sides, all_standings, servers = {}, {}, {}, {}
-  for i = 1, #names do asked_for[names[i]] = true end
+  local of_take, sides, all_standings, servers = {}, {}, {}, {}
+  for i = 1, #names do of_take[names[i]] = true end
   for name, q in pairs(L.queues) do
     local since = now - LATE
     local appointment = q.first > since and q.first or q.last > since and q.last -- the next one, or false
-    if q.n > 0 and (asked_for[name] or appointment and L.alive(q)) then
-      sides[#sides + 1] = {q = q, of_take = asked_for[name], appointment = appointment}
+    if q.n > 0 and (of_take[name] or appointment and L.alive(q)) then
+      sides[#sides + 1] = {q = q, of_take = of_take[name], appointment = appointment}
       servers[q.server] = true
     end
   end
@@ -42,19 +55,19 @@ local function new_order(L, names, strict)
   local many_servers = next(servers, next(servers)) ~= nil
   local narrow = false -- whether tickets may wait at other scopes than ROOT
   for k = 1, #sides do
-    local q, mine = sides[k].q, sides[k].of_take
-    local at_root = mine and heads.due_at(q.queue, ROOT) and 1 or 0
-    narrow = narrow or not mine or redis.call('ZCARD', P .. q.dues_key) > at_root
+    local side, q = sides[k], sides[k].q
+    local at_root = side.of_take and heads.due_at(q.queue, ROOT) and 1 or 0
+    narrow = narrow or not side.of_take or redis.call('ZCARD', P .. q.dues_key) > at_root
   end
 
-  -- add adds the row of a side to standings. waiting: the flow or node whose n counts its tickets; lapses: until when
-  -- room is kept for a side of another server, 0 if none is. Queues of strict priorities share one tag, in `account`.
-  local function add(standings, side, waiting, lapses)
+  -- add adds the row of a side to standings. tally: of its tickets there (line_units.lua); lapses: until when room is
+  -- kept for a side of another server, 0 if none is.
+  local function add(standings, side, tally, lapses)
     local class = side.q.batch and BATCH or LIVE
-    local account = strict and side.of_take and standings.strict[class] or {tag = -1}
     local row = {
-      side = side, waiting = waiting, account = account, weight = 1, step = false, units = false,
-      class = class, lapses = lapses,
+      side = side, class = class, tally = tally, lapses = lapses, weight = 1,
+      account = strict and side.of_take and standings.strict[class] or {tag = NONE},
+      step = false, units = false, -- see average_costs
     }
     standings.list[#standings.list + 1] = row
     standings.rows[side.q.queue] = row
@@ -63,71 +76,76 @@ local function new_order(L, names, strict)
   -- add_waiting adds a side's row if it has tickets waiting at a scope. Another server's tickets that fit at
   -- every scope wait at ROOT, and still need room at each.
   local function add_waiting(standings, side, flow)
-    local scope, name, mine = standings.scope, side.q.queue, side.of_take
+    local scope, name, of_other = standings.scope, side.q.queue, not side.of_take
     local suffix = scope.suffix
-    local due = heads.due_at(name, suffix) or not mine and heads.due_at(name, ROOT)
+    local due = heads.due_at(name, suffix) or of_other and heads.due_at(name, ROOT)
     if not due then return end
-    local waiting = L.tickets_at(name, scope, flow)
-    if not waiting or waiting.n == 0 or waiting.suffix ~= suffix and waiting.suffix ~= ROOT then return end
-    local list, slots, lapses = scope.spec.windows, false, 0
-    for j = 1, #list do slots = slots or call.windows[list[j]].algorithm.release end
-    if not mine and due > now and not slots then
+    local tally = L.tickets_at(name, scope, flow)
+    if not tally or tally.n == 0 or tally.suffix ~= suffix and tally.suffix ~= ROOT then return end
+    local list, has_leases, lapses = scope.spec.windows, false, 0
+    for j = 1, #list do has_leases = has_leases or call.windows[list[j]].algorithm.release end
+    if of_other and due > now and not has_leases then
       lapses = due + LATE
-    elseif not mine and side.appointment <= now + LATE then
+    elseif of_other and side.appointment <= now + LATE then
       lapses = side.appointment + LATE
     end
-    add(standings, side, waiting, lapses)
+    add(standings, side, tally, lapses)
   end
 
-  -- average_costs sets what a ticket of a row costs on average, by unit, and by how much it raises the tag.
+  -- average_costs sets what a ticket of a row costs on average: `units`, by unit; `step`, by how much it moves the tag.
   local function average_costs(standings, row)
     local costs, list = {}, standings.scope.spec.windows
     row.units = {}
     for j = 1, #list do
       local unit = call.windows[list[j]].unit
-      row.units[unit] = ceil(line_units.of_unit(row.waiting, unit) / max(1, row.waiting.n))
+      row.units[unit] = ceil(line_units.of_unit(row.tally, unit) / max(1, row.tally.n))
       costs[list[j]] = row.units[unit]
     end
     row.step = fair.part_of(standings.scope, costs) / row.weight
   end
 
-  -- weigh sets the weights of all rows, and clears their tags. A side weighs as much as its flows that wait at the
-  -- scope, or at ROOT if none waits there. At a tenant's own scope servers weigh the same.
+  -- weight_of_flows returns the weight of a side's flows that wait at a scope, or at ROOT if none waits there.
+  local function weight_of_flows(q, scope)
+    local flows = L.count_flows(q.queue .. '|' .. scope.suffix)
+    if flows == 0 then flows = L.count_flows(q.key) end
+    return max(1, flows * q.weights / max(1, q.flows)) -- by the mean of the queue's flows
+  end
+
+  -- weigh sets the weights of all rows. Classes share by batch_share; the servers of a class by their flows, but
+  -- equally at a tenant's own scope; the queues of a server by priority. Strict priorities leave all to each queue.
   local function weigh(standings)
-    local list, servers_of, weights = standings.list, {{}, {}}, {0, 0}
-    local alike = standings.scope.spec.of_tenant or not many_servers
+    local list, servers_of, of_class = standings.list, {{}, {}}, {0, 0}
+    local equally = standings.scope.spec.of_tenant or not many_servers
     for k = 1, #list do
       local row, q = list[k], list[k].side.q
       local server = servers_of[row.class][q.server] or {priorities = 0, weight = 0}
-      local weight = server.weight == 0 and 1 or 0 -- 1 for each server
-      if not alike then
-        local flows = L.count_flows(q.queue .. '|' .. standings.scope.suffix)
-        if flows == 0 then flows = L.count_flows(q.key) end
-        weight = max(1, flows * q.weights / max(1, q.flows))
-      end
-      server.priorities, server.weight = server.priorities + q.priority, server.weight + weight
-      weights[row.class] = weights[row.class] + weight
       servers_of[row.class][q.server], row.server = server, server
+      local more = server.weight == 0 and 1 or 0 -- each server weighs 1
+      if not equally then more = weight_of_flows(q, standings.scope) end
+      server.priorities, server.weight = server.priorities + q.priority, server.weight + more
+      of_class[row.class] = of_class[row.class] + more
     end
-    standings.both = weights[LIVE] > 0 and weights[BATCH] > 0
+    standings.both = of_class[LIVE] > 0 and of_class[BATCH] > 0
     for k = 1, #list do
       local row = list[k]
-      local weight = row.server.weight / weights[row.class]
+      local weight = row.server.weight / of_class[row.class]
       if not (strict and row.side.of_take) then weight = weight * row.side.q.priority / row.server.priorities end
       if standings.both then weight = weight * (row.class == BATCH and call.batch_share or 1 - call.batch_share) end
-      row.weight, row.step, row.account.tag = weight, false, -1
+      row.weight, row.step = weight, false
     end
   end
 
-  -- begin sets the tags of rows to the kept tags, but at least V. Batches lose their tags where live tickets are new.
+  -- begin sets the tags of rows to those that Redis kept, but at least V. Where live sides begin to wait, batches begin
+  -- anew: they lose theirs.
   local function begin(standings)
     local list, tags, v = standings.list, standings.tags, standings.v
     for name in pairs(tags) do
       if standings.both and not standings.mixed and byte(name, -1) == 33 then tags[name] = nil end
     end
+    for k = 1, #list do list[k].account.tag = NONE end
     for k = 1, #list do
       local account = list[k].account
-      account.tag = max(account.tag, tags[list[k].side.q.queue] or -1)
+      account.tag = max(account.tag, tags[list[k].side.q.queue] or NONE)
     end
     for k = 1, #list do
       local row, account = list[k], list[k].account
@@ -164,8 +182,8 @@ local function new_order(L, names, strict)
     begin(standings)
   end
 
-  -- standings_of returns the standings of a scope, and the row of a flow's side; nil if that is live and waits
-  -- there alone (the time of a batch counts even then).
+  -- standings_of returns the standings of a scope, and the row of a flow's side. It returns nil if a live side waits
+  -- there alone, as then nobody is to share with; a batch alone has its `time`.
   local function standings_of(flow, scope)
     if not narrow and scope.suffix ~= ROOT and not flow.batch then return nil end
     local standings = all_standings[scope.suffix]
@@ -180,12 +198,12 @@ local function new_order(L, names, strict)
     if standings.loaded then return standings, standings.rows[flow.queue] end
   end
 
-  -- waits returns whether a row's side waits at the scope now. A tenant's flow that had room there in this call,
-  -- and waits at ROOT by now, still counts as waiting there.
+  -- waits returns whether a row's side waits at the scope, also after grants of this call. A tenant's flow that has
+  -- passed the scope in this call, and waits at ROOT, still counts there: its ticket has not been charged.
   local function waits(standings, row)
     local suffix = standings.scope.suffix
-    return row.waiting.n > 0 and (not row.side.of_take or heads.due_at(row.side.q.queue, suffix) or
-      suffix ~= ROOT and row.waiting.passed and row.waiting.suffix == ROOT)
+    return row.tally.n > 0 and (not row.side.of_take or heads.due_at(row.side.q.queue, suffix) or
+      suffix ~= ROOT and row.tally.passed and row.tally.suffix == ROOT)
   end
 
   local function goes_before(a, b)
@@ -194,30 +212,32 @@ local function new_order(L, names, strict)
     return strict and a.side.of_take and a.side.q.priority > b.side.q.priority
   end
 
-  -- reserve adds to `owed` the units of the tickets by which a row's side is ahead of a tag, until that lapses.
+  -- reserve adds to `owed` the units of a row's next tickets, which bring its tag up to `tag`: of one at least.
   local function reserve(owed, standings, row, tag, lapses)
     if not row.step then average_costs(standings, row) end
-    local n = min(row.waiting.n, max(1, ceil((tag - row.account.tag) / row.step - 1e-6)))
+    local n = min(row.tally.n, max(1, ceil((tag - row.account.tag) / row.step - 1e-6)))
     for unit, cost in pairs(row.units) do owed.reserved[unit] = (owed.reserved[unit] or 0) + n * cost end
     owed.lapses = min(owed.lapses, lapses)
   end
 
-  -- owe adds to `owed` what a flow leaves to a row's side, which goes first. tag: of the flow's side.
+  -- owe adds to `owed` what a flow leaves to a row, which goes before it. tag: of the flow's side.
   local function owe(owed, standings, row, tag)
-    local suffix = standings.scope.suffix
-    local due = row.side.of_take and heads.due_at(row.side.q.queue, suffix)
     if not row.side.of_take then
       if row.lapses > 0 then reserve(owed, standings, row, tag, row.lapses) end
-    elseif due and due > now then -- it waits for room; a batch before its time delays nobody
+      return
+    end
+    local due = heads.due_at(row.side.q.queue, standings.scope.suffix)
+    if due and due > now then -- it does not fit, and the flow waits with it
       local time = min(due, now + appointments.LATEST) -- its server may have gone by then
-      if row.class == LIVE or standings.time <= now + BURST then owed.opens = max(owed.opens or 0, time) end
-    elseif suffix ~= ROOT then -- at ROOT this take visits that side before the flow
+      local early = row.class == BATCH and standings.time > now + BURST -- before its time a batch delays nobody
+      if not early then owed.opens = max(owed.opens or 0, time) end
+    elseif standings.scope.suffix ~= ROOT then -- at ROOT this take visits that side before the flow
       reserve(owed, standings, row, tag, now + LATE)
     end
   end
 
-  -- owed returns the room that the flow leaves to others at a scope, or nil: {reserved, lapses, opens}. It leaves the
-  -- units `reserved` until `lapses`, and waits until `opens` whether or not its costs fit.
+  -- owed returns what the flow leaves to others at a scope, {reserved, lapses, opens}, or nil: the units `reserved`
+  -- until `lapses`; until `opens`, if that is set, it waits even if its costs fit.
   function order.owed(flow, scope)
     if not sides[2] and not flow.batch then return nil end
     local standings, flow_row = standings_of(flow, scope)
@@ -276,15 +296,16 @@ local function new_order(L, names, strict)
     return live
   end
 
-  -- note_grant_at counts a grant at a scope. `delay` is the longest period (us) of the broader scopes at which live
-  -- tickets delayed this batch, 0 for none. It returns that period for this scope and the broader ones.
-  local function note_grant_at(flow, scope, costs, delay)
+  -- note_grant_at counts a grant at a scope. A batch that live tickets delayed at a broader scope may be behind its
+  -- time here, and catch up: by `arrears` (us) at most, the longest period of a window there, 0 if none delayed it.
+  -- It returns the arrears for narrower scopes.
+  local function note_grant_at(flow, scope, costs, arrears)
     local standings, flow_row = standings_of(flow, scope)
-    if not standings then return delay end
+    if not standings then return arrears end
     local live = move_tag(standings, flow_row, costs)
     standings.mixed = standings.both and (live or flow_row.class == LIVE)
     if flow_row.class == LIVE then return 0 end
-    local longest, until_next = delay, 0 -- a batch's next ticket goes as late as its costs take at the windows' rates
+    local longest, until_next = arrears, 0 -- a batch's next ticket goes as late as its costs take at the windows' rates
     for _, i in ipairs(scope.spec.windows) do
       local st = scope.states[i]
       if st.period and st.period <= PACED then
@@ -292,14 +313,14 @@ local function new_order(L, names, strict)
         until_next = max(until_next, costs.windows[i] * st.every)
       end
     end
-    if until_next > 0 then standings.time = ceil(max(standings.time, now - delay) + until_next) end
-    return live and longest or delay
+    if until_next > 0 then standings.time = ceil(max(standings.time, now - arrears) + until_next) end
+    return live and longest or arrears
   end
 
   function order.note_grant(flow, list, costs)
     if not sides[2] and not flow.batch then return end
-    local delay = call.numbers[''] and 0 or note_grant_at(flow, order.root, costs, 0)
-    for s = #list, 1, -1 do delay = note_grant_at(flow, list[s], costs, delay) end
+    local arrears = call.numbers[''] and 0 or note_grant_at(flow, order.root, costs, 0)
+    for s = #list, 1, -1 do arrears = note_grant_at(flow, list[s], costs, arrears) end
   end
 
   -- write writes the tags that have moved. They are kept until the scope's windows are empty, and for TAGS_MS at least.

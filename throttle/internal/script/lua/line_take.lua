@@ -1,7 +1,7 @@
 -- line_take.lua: takes tickets from a line.
 --
 -- new_take(L) returns a table of restore and take, below. `taken` is the reply of take.lua: a list, which also has
--- two fields: n, the number of tickets; and kept, the parts of the take's record.
+-- two fields: n, the number of tickets; and kept, the parts of the take's record (k:PROCESS, by which it is repeated).
 
 local function new_take(L)
   local STEPS = 128       -- flows that one call visits without a grant: for each side, then at ROOT for all together
@@ -72,11 +72,23 @@ local function new_take(L)
     end
   end
 
+  -- add_to_reply adds a ticket to `taken`: its text, when it was granted, and how much each window has counted then.
+  -- The take's record keeps the text, and what restore needs besides.
+  local function add_to_reply(taken, flow, ticket, status, at)
+    local list, all, scope_of, kept, n = flow.scopes, call.windows, call.scope_of, taken.kept, #taken
+    local text = ticket.id .. ' ' .. ticket.record .. ' ' .. flow.tenant .. ' ' .. status
+    if flow.foreign then text = text .. ':' .. flow.suffixes_text end
+    kept[#kept + 1] = text
+    kept[#kept + 1] = format(' %d %s;%s', flow.weight, flow.suffixes_text, flow.settings_text) ..
+      (at == now and '\n' or format('\t%d\n', at))
+    taken[n + 1], taken[n + 2], taken.n = text, at, taken.n + 1
+    for i = 1, #all do taken[n + 2 + i] = status == 'granted' and list[scope_of[i]].states[i].used or 0 end
+  end
+
   -- hand_out takes the first ticket of the first flow at ROOT, which no scope blocks, and charges it if its status is
-  -- "granted". It adds to `taken` the ticket's text, when it was granted, and how much each window has counted then.
-  -- The next ticket of the flow then waits. at: the time at which the flow's scopes stand.
+  -- "granted". The next ticket of the flow then waits. at: the time at which the flow's scopes stand.
   local function hand_out(root, flow, ticket, taken, at, never)
-    local list, all, scope_of, settings = flow.scopes, call.windows, call.scope_of, flow.settings
+    local list, settings = flow.scopes, flow.settings
     local uncharged = #list < #call.scopes or settings and settings.unlimited
     local status = never and 'never' or uncharged and 'uncharged' or 'granted' -- of take.lua's reply
     if status == 'granted' then
@@ -88,14 +100,7 @@ local function new_take(L)
       at = now
       heads.reopen(flow, nil)
     end
-    local text, n = ticket.id .. ' ' .. ticket.record .. ' ' .. flow.tenant .. ' ' .. status, #taken
-    if flow.foreign then text = text .. ':' .. flow.suffixes_text end
-    local kept = taken.kept
-    kept[#kept + 1] = text
-    kept[#kept + 1] = format(' %d %s;%s', flow.weight, flow.suffixes_text, flow.settings_text) ..
-      (at == now and '\n' or format('\t%d\n', at))
-    taken[n + 1], taken[n + 2], taken.n = text, at, taken.n + 1
-    for i = 1, #all do taken[n + 2 + i] = status == 'granted' and list[scope_of[i]].states[i].used or 0 end
+    add_to_reply(taken, flow, ticket, status, at)
     flow.head, flow.popped = flow.head + 1, flow.popped + 1
     heads.forget(flow, ticket.id, ticket.costs)
     local second = flow.n > 0 and heads.first_ticket(flow) or nil
@@ -119,9 +124,9 @@ local function new_take(L)
   end
 
   -- visit looks at the flows of a node, in order. Those that need not wait there go on. At ROOT, where flows wait that
-  -- have room everywhere, it takes tickets, up to `want` in this take. With `one` it stops after a ticket, as
+  -- have room everywhere, it takes tickets, up to `want` in this take, but `only_one` if
   -- other sides may go next. It reads n flows at a time, and returns how many steps are left.
-  local function visit(node, steps, n, taken, want, one)
+  local function visit(node, steps, n, taken, want, only_one)
     while steps > 0 do
       steps = steps - 1
       local flow, ticket = head_of(node, n)
@@ -141,7 +146,7 @@ local function new_take(L)
           return steps
         else
           hand_out(node, flow, ticket, taken, time, never)
-          if one then return steps end
+          if only_one then return steps end
         end
       end
     end
@@ -178,13 +183,14 @@ local function new_take(L)
       if due_now(sides[i]) then left[#left + 1] = sides[i] end
     end
     while left[1] and steps > 0 do
-      local i, share, one, had = 1, 1, left[2] ~= nil, taken.n
-      if one then i, share = L.order.first(left) end
+      local i, share, several, before = 1, 1, left[2] ~= nil, taken.n
+      if several then i, share = L.order.first(left) end
       local q = left[i]
-      steps = visit(q, steps, ceil((want - had) * share) + 1, taken, want, one)
-      got[q] = (got[q] or 0) + taken.n - had
+      steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, several)
+      got[q] = (got[q] or 0) + taken.n - before
       -- Of several sides each is visited once more when the take is full, only to tell when its next ticket fits.
-      if not one or had >= want or not due_now(q) then table.remove(left, i) end
+      local is_full = before >= want
+      if not several or is_full or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do
       local q = sides[i]
@@ -194,20 +200,20 @@ local function new_take(L)
 
   -- look_at_changes makes all nodes due after limits have changed, as new limits may let in more: in each take some
   -- nodes of each queue, until the queue's `rescan` is "-". A scan begins if the clock was set back, or if the last
-  -- one has ended and began CHANGES us ago. A take with new limits that comes sooner only notes that one is needed.
+  -- one has ended and began CHANGES us ago. A take with new limits that comes sooner notes by "-" that one is needed.
   local function look_at_changes()
-    local text, begins = redis.call('GET', P .. 'l'), false
-    local since, known = match(text or '', '^(%d+) (.*)$') -- of the last scan; nil in a new line, which needs none
+    local text, begins = redis.call('GET', P .. 'l') or '', false
+    local since, known = match(text, '^(%d+) (.*)$') -- of the last scan; nil in a new line, which needs none
     local too_soon = known and now >= since + 0 and now < since + CHANGES
     for _, q in pairs(L.queues) do
-      if q.asked > now then q.asked, q.changed, begins = now, true, true end
+      if q.asked > now then q.asked, q.changed, begins = now, true, true end -- the clock was set back
       too_soon = too_soon or known and q.rescan ~= '-' -- the last scan goes on
     end
-    local noted = L.limits
-    if too_soon and known ~= noted then noted = '-' end
-    if noted ~= known then
-      redis.call('SET', P .. 'l', (too_soon and since or format('%d', now)) .. ' ' .. noted, 'EX', L.ttl)
-      begins = begins or known and not too_soon
+    if known ~= L.limits and not too_soon then
+      redis.call('SET', P .. 'l', format('%d ', now) .. L.limits, 'EX', L.ttl)
+      begins = begins or known
+    elseif known ~= L.limits and known ~= '-' then
+      redis.call('SET', P .. 'l', since .. ' -', 'EX', L.ttl)
     end
     for _, q in pairs(L.queues) do
       if begins then q.rescan, q.changed = '0', true end

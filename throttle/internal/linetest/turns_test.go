@@ -172,6 +172,18 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			st.from("one", "two").takes("a3")
 			st.at(3*s).from("one", "two").takes("e2", "f2").asks(-1)
 		}},
+		"behind a larger ticket of the region that a take has looked at": {limitertest.Policy(region), func(st *story) {
+			st.attributes = map[string]string{"region": "north"}
+			st.granted("x1", "x2")
+			st.costs(3).joinIn("one", "a1")
+			st.costs(1).joinIn("two", "b1", "b2", "b3")
+			wider := region
+			wider.Limit = 4
+			st.set(limitertest.Policy(wider)) // it makes nodes due, and is too narrow for a1
+			st.from("one", "two").takes("b1").asks(0)
+			st.from("one", "two").takes().asks(s)
+			st.at(s).from("one", "two").takes("a1", "b2")
+		}},
 		"for slots": {limitertest.Policy(slots), func(st *story) {
 			r := newRotation(st, alone...)
 			st.joinMany("one", "a", 30)

@@ -96,7 +96,7 @@ local function add_writing(L)
   end
 
   -- note_score notes the score of a flow at a node; false: it leaves. Where a tenant may have several flows, all
-  -- stand in m:NODE, with the score 0, and none in n:NODE until flush puts the first one there.
+  -- stand in m:NODE, with the score 0. This one leaves n:NODE, into which flush then puts the tenant's first.
   local function note_score(flow, suffix, rank, score)
     local key, member = flow.queue .. '|' .. suffix, rank .. ' ' .. flow.id
     local node = not call.only_tenants and L.node_of(flow.queue, suffix)
@@ -109,7 +109,7 @@ local function add_writing(L)
     L.change('n:' .. key, member, score)
   end
 
-  -- put_first puts the first flow of a tenant in m:NODE into n:NODE, in place of the one that was first.
+  -- put_first puts the first flow of a tenant in m:NODE into n:NODE, and removes the second one, if it stands there.
   local function put_first(node, tenant)
     local key, from, to = P .. 'm:' .. node.key, '[' .. tenant .. ' ', '(' .. tenant .. '!'
     local found = redis.call('ZRANGE', key, from, to, 'BYLEX', 'LIMIT', '0', '2')
@@ -122,7 +122,7 @@ local function add_writing(L)
     end
     flow.score = made_once(new_fair, L).score(node, flow)
     L.change('n:' .. node.key, rank .. ' ' .. id, flow.score)
-    if found[2] then L.change('n:' .. node.key, sub(found[2], #tenant + 2), false) end -- it may have been first
+    if found[2] then L.change('n:' .. node.key, sub(found[2], #tenant + 2), false) end
   end
 
   -- flush writes the changes of sorted sets, before a command reads these.
@@ -144,8 +144,8 @@ local function add_writing(L)
     changes = {}
   end
 
-  -- count_flows returns a lower bound of the flows at a node: m:NODE lacks those that calls with only_tenants put into
-  -- n:NODE, which lacks all but the first of each tenant.
+  -- count_flows returns a lower bound of the flows at a node, as of the last flush. n:NODE has a tenant's first flow
+  -- only if m:NODE has all; but m:NODE lacks flows that calls with only_tenants put into n:NODE.
   function L.count_flows(key)
     local n = redis.call('ZCARD', P .. 'n:' .. key)
     return (n == 0 or call.only_tenants) and n or max(n, redis.call('ZCARD', P .. 'm:' .. key))

@@ -145,7 +145,7 @@ local function new_eta(L)
     local list, at = let_in(all_scopes, from, costs)
     local one_scope = call.only_tenants and not list[2] -- the policy has only one
     local time, binds, earliest = from, nil, at
-    local sum_of_waits, all_bounded, blocking, missed = 0, true, 0, 0 -- blocking: windows; missed: parts of buckets
+    local sum_of_waits, all_bounded, blocking, missed = 0, true, 0, 0 -- of `blocking` windows; missed: us, by resets
     for i = 1, fits and #call.windows or 0 do fits[i] = 0 end
     for s = 1, #list do
       local scope, numbers = list[s], list[s].spec.windows

@@ -42,8 +42,8 @@ local function new_heads(L)
     return upstream().fits_at(scope, i, at, time, cost, ahead)
   end
 
-  -- scope_opens returns when a scope may have room for a flow's costs, by window. If L.order is set, the flow leaves
-  -- room for sides whose turn it is (line_order.lua), until their turn lapses.
+  -- scope_opens returns when a scope may have room for the costs of a flow's ticket. costs: by window. If L.order is
+  -- set, the flow leaves room for sides whose turn it is, or waits for them: see order.owed.
   local function scope_opens(flow, scope, at, costs)
     local numbers, ahead, owed = scope.spec.windows, scope.ahead, L.order and L.order.owed(flow, scope)
     local time = max(at, owed and owed.opens or at)
@@ -118,7 +118,7 @@ local function new_heads(L)
     end
   end
 
-  -- reopen makes the nodes of shared scopes due that a flow has passed, as it will not take the room there. At
+  -- reopen makes the nodes of a flow's shared scopes due, in all queues, as the flow does not take room there now. At
   -- `suffix`, the scope where the flow waits now, it leaves out the node of the flow's queue.
   function heads.reopen(flow, suffix)
     if call.only_tenants then return end

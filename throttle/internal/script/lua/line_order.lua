@@ -3,12 +3,12 @@
 -- docs/explanation/line.md explains how they share a scope. The words of this file:
 --   side        the tickets of one class, live or batch, in one queue. A server takes from its sides together; to a
 --               take, all other sides are those of other servers
---   tag, V      a side's tag at a scope grows by each grant there, the less the more the side weighs. V is the least
---               tag of the sides that wait: this is the fair queueing of line_fair.lua, with sides as its tenants
---   standings   of a scope: `list` has a row for each side that waits there, `rows` the same by queue; `tags` has
---               those that Redis kept, also of sides that do not wait now
+--   tag, V      a side's tag at a scope grows by each grant there, the less the more the side weighs, as a tenant's
+--               does in line_fair.lua. But V is the least tag of the sides that wait, and never falls
+--   standings   of a scope: `list` has a row for each side that waits there, or waited in this call; `rows` the same by
+--               queue; `tags` has the known tags, also of sides that do not wait now
 --   account     has the tag of a row. Sides that a take serves by strict priorities share one, for each class
---   owed        what a ticket leaves to the rows that go before it: `reserved`, units, until `lapses`
+--   owed        what a ticket leaves to the rows that go before it: see order.owed
 --
 -- A side that begins to wait starts at V; a batch starts one ticket after V if live sides wait.
 --
@@ -18,9 +18,9 @@
 -- after. If live tickets delay a batch at a scope, it catches up at narrower scopes: see note_grant_at.
 --
 -- Example: servers A and B have a queue with one flow each, at a window of 10 requests. So either weighs 1/2, and a
--- request moves its tag by 1/10 / (1/2) = 1/5 of WHOLE. The tags are 3/5 and 1/5. B has 5 tickets that fit, and an
--- appointment in 10 ms. Now A takes: B goes before it, by two tickets. So A leaves two units: it gets a ticket if the
--- window has room for three. Else its flow waits until there is, but until the room of B lapses, in 30 ms, at most.
+-- request moves its tag by 1/10 / (1/2) = 1/5 of WHOLE. The tags are 3/5 and 1/5. B has 5 tickets, and an appointment
+-- in 10 ms; the window has room for two. Now A takes. B goes before it, by two tickets, so A leaves two units, and gets
+-- no ticket with less room than three. But it gets one in 30 ms at the latest, when the room for B lapses.
 --
 -- Key, after the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": `time` is when the next ticket of a batch goes (us), `mixed` is 1
@@ -111,8 +111,9 @@ local function new_order(L, names, strict)
     return max(1, flows * q.weights / max(1, q.flows)) -- by the mean of the queue's flows
   end
 
-  -- weigh sets the weights of all rows. Classes share by batch_share; the servers of a class by their flows, but
-  -- equally at a tenant's own scope; the queues of a server by priority. Strict priorities leave all to each queue.
+  -- weigh sets the weights of all rows. Classes share by batch_share; servers of a class by their flows' weights, but
+  -- equally at a tenant's own scope; queues of a server by priority. If that is strict, they share one account: each
+  -- has the server's whole weight.
   local function weigh(standings)
     local list, servers_of, of_class = standings.list, {{}, {}}, {0, 0}
     local equally = standings.scope.spec.of_tenant or not many_servers
@@ -135,8 +136,8 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- begin sets the tags of rows to those that Redis kept, but at least V. Where live sides begin to wait, batches begin
-  -- anew: they lose theirs.
+  -- begin sets the tags of rows to the known ones, but at least V. Where both classes wait, but did not at the last
+  -- grant, batches begin anew: they lose theirs.
   local function begin(standings)
     local list, tags, v = standings.list, standings.tags, standings.v
     for name in pairs(tags) do
@@ -182,19 +183,19 @@ local function new_order(L, names, strict)
     begin(standings)
   end
 
-  -- standings_of returns the standings of a scope, and the row of a flow's side. It returns nil if a live side waits
-  -- there alone, as then nobody is to share with; a batch alone has its `time`.
+  -- standings_of returns the standings of a scope, and the row of a flow's side. It returns nil for a live
+  -- flow if no other side waits there, as none is to share with; a batch that is alone still has its `time`.
   local function standings_of(flow, scope)
     if not narrow and scope.suffix ~= ROOT and not flow.batch then return nil end
     local standings = all_standings[scope.suffix]
     if not standings then
       standings = {
         scope = scope, list = {}, rows = {}, tags = {}, v = 0, time = 0, both = false, mixed = false, changed = false,
-        stale = true, loaded = false, strict = {{tag = -1}, {tag = -1}},
+        stale = true, loaded = false, strict = {{tag = NONE}, {tag = NONE}},
       }
       all_standings[scope.suffix] = standings
     end
-    if standings.stale or standings.loaded and not standings.rows[flow.queue] then read_standings(standings, flow) end
+    if standings.stale or standings.list[1] and not standings.rows[flow.queue] then read_standings(standings, flow) end
     if standings.loaded then return standings, standings.rows[flow.queue] end
   end
 
@@ -212,7 +213,8 @@ local function new_order(L, names, strict)
     return strict and a.side.of_take and a.side.q.priority > b.side.q.priority
   end
 
-  -- reserve adds to `owed` the units of a row's next tickets, which bring its tag up to `tag`: of one at least.
+  -- reserve adds to `owed` the units of a row's next tickets, until these lapse: of the tickets that it has, as many as
+  -- bring its tag up to `tag`, but one at least.
   local function reserve(owed, standings, row, tag, lapses)
     if not row.step then average_costs(standings, row) end
     local n = min(row.tally.n, max(1, ceil((tag - row.account.tag) / row.step - 1e-6)))
@@ -297,8 +299,8 @@ local function new_order(L, names, strict)
   end
 
   -- note_grant_at counts a grant at a scope. A batch that live tickets delayed at a broader scope may be behind its
-  -- time here, and catch up: by `arrears` (us) at most, the longest period of a window there, 0 if none delayed it.
-  -- It returns the arrears for narrower scopes.
+  -- time here, and catch up: by `arrears` (us) at most, the longest period up to PACED of a window there, 0 if
+  -- none delayed it. It returns the arrears for narrower scopes.
   local function note_grant_at(flow, scope, costs, arrears)
     local standings, flow_row = standings_of(flow, scope)
     if not standings then return arrears end

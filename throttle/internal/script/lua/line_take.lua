@@ -1,7 +1,7 @@
 -- line_take.lua: takes tickets from a line.
 --
 -- new_take(L) returns a table of restore and take, below. `taken` is the reply of take.lua: a list, which also has
--- two fields: n, the number of tickets; and kept, the parts of the take's record (k:PROCESS, by which it is repeated).
+-- two fields: n, the number of tickets; and kept, the parts of the take's record (k:PROCESS, by which it is repeated, or put back).
 
 local function new_take(L)
   local STEPS = 128       -- flows that one call visits without a grant: for each side, then at ROOT for all together
@@ -189,8 +189,8 @@ local function new_take(L)
       steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, several)
       got[q] = (got[q] or 0) + taken.n - before
       -- Of several sides each is visited once more when the take is full, only to tell when its next ticket fits.
-      local is_full = before >= want
-      if not several or is_full or not due_now(q) then table.remove(left, i) end
+      local was_full = before >= want
+      if not several or was_full or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do
       local q = sides[i]

@@ -35,7 +35,7 @@
 --                asked      when a server asked for it last, or its record began
 --                weights    the sum of its flows' weights; `flows` is their number
 --                first      the first appointment of servers that will ask; `last` is the last one
---                server     the first name, in the alphabet, of the queues that are asked for together
+--                server     the least name of the queues that are, or once were, asked for together
 --                since      since when tickets wait for slots, else 0; `taken`: tickets taken since then
 --                priority   of asynq.Config
 --                rescan     the cursor of the scan that makes nodes due after limits changed; "-": it is done
@@ -347,8 +347,8 @@ local function new_line(call)
       settings_text = settings_text, settings = windows.settings_of(call, settings_text),
       changed = false, suffix = nil, rank = nil, score = nil, passed = false,
       stored_suffix = nil, stored_rank = nil,
-      heads = nil, head = 1, popped = 0, -- the first tickets, and how many of them were taken
-      first = nil,                       -- the first one that is left
+      heads = nil, head = 1, popped = 0, -- tickets read, the first one left of these, how many of f:ID are gone
+      first = nil,                       -- the first one that is left, with its costs
       scopes = nil, nodes = nil, foreign = nil,
       generation = nil,                  -- call.generation when its scopes were aligned
     }
@@ -379,7 +379,7 @@ local function new_line(call)
     return flow
   end
 
-  -- ticket returns a ticket's values, costs, rank and record, which the caller may have; nil if it does not wait.
+  -- ticket returns a ticket's values, costs, rank and record; nil if it does not wait. A caller may pass the record.
   function L.ticket(id, record)
     record = record or L.read('t', id)
     if not record then return nil end

@@ -76,8 +76,8 @@ local function new_eta(L)
       end
     end
     local units = weights / flow.weight                -- of the queue, for one of the flow: flows share by weight;
-    units = units * of_all / of_server                 -- of all servers, for one of this: by their flows' weights;
-    units = units * priorities / queue.priority - 1    -- and queues of a server share by priority
+    units = units * priorities / queue.priority        -- of the server: its queues share by priority;
+    units = units * of_all / of_server - 1             -- of all servers, by their flows' weights; less the flow's one
     return max(0, units), flows
   end
 
@@ -116,7 +116,7 @@ local function new_eta(L)
     local least_ahead, ahead, most_ahead = ahead_of(ticket, scope, one_scope)
     ahead = ahead + other_class(flow, ahead + cost, 0)
     most_ahead = most_ahead + other_class(flow, most_ahead + cost, idle)
-    local each, pace, pace_most = 1, 0, 0
+    local each, pace, pace_most = 1, 0, 0 -- of a batch that is spread: its time, and the most us that this adds
     if flow.batch and st.period and st.period <= PACED then
       pace = at + ceil(ahead * st.period / limit)
       pace_most = ceil((most_ahead + cost) / limit + 2) * st.period
@@ -154,7 +154,7 @@ local function new_eta(L)
       for j = 1, is_roomy and 0 or #numbers do
         local i = numbers[j]
         local st, fits_at = scope.states[i], call.windows[i].algorithm.fits_at
-        set_demand(ticket, scope, i, list[2] and st.limit or 0) -- tickets may wait at other scopes while this one idles
+        set_demand(ticket, scope, i, list[2] and st.limit or 0) -- a limit's worth: tickets may wait at other scopes
         local all_fit = cost + all == 0 or fits_at(st, at, cost, all, 1) <= at
         room = room and all_fit and fits_at(st, at, cost, all + MANY * cost, 1) <= at
         if not all_fit or scope.sections or batch then
@@ -163,7 +163,7 @@ local function new_eta(L)
           sum_of_waits = sum_of_waits + late - at
           if late > at then
             blocking = blocking + 1
-            if st.resets then -- with a margin, they may count on both sides of a reset
+            if st.resets then -- its bucket's part that is over; and the wait, if units may count in two buckets
               missed = missed + at - st.resets[1] - st.margin + (st.margin > 0 and late - at or 0)
             end
           end

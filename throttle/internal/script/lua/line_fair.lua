@@ -10,8 +10,7 @@ local function new_fair(L)
 
   local call, fair = L.call, {}
 
-  -- part_of returns how far costs, by window, move a tag at a scope: by the largest part of a window's limit
-  -- that they take, or as a handler slot does if they take nothing.
+  -- part_of returns how far costs, by window, move a tag: by the largest part of a limit that they take, else by SLOT.
   function fair.part_of(scope, costs)
     local numbers, part = scope.spec.windows, 0
     for j = 1, #numbers do
@@ -22,7 +21,6 @@ local function new_fair(L)
     return part > 0 and part * WHOLE or SLOT
   end
 
-  -- tag_of returns the tag of a flow's tenant.
   function fair.tag_of(node, flow)
     if call.only_tenants and flow.n > 0 then return flow.tag end
     local tag = node.tags[flow.tenant]
@@ -66,7 +64,7 @@ local function new_fair(L)
     end
   end
 
-  -- score returns the score of a flow at a node: its tag, or at a node of one tenant the rank of its first ticket.
+  -- score returns the score of a flow at a node: its tag, at least V; at a node of one tenant its first ticket's rank.
   function fair.score(node, flow, rank)
     return node.shared and max(fair.tag_of(node, flow), node.v) or rank + 0
   end

@@ -190,7 +190,7 @@ local function new_heads(L)
   function heads.remove(id)
     local name = L.flow_name(id)
     if not name then return false end
-    local flow, _, text = L.flow_of(name), L.ticket(id)
+    local flow, _, costs_text = L.flow_of(name), L.ticket(id)
     L.flush()
     if not flow then
       L.write('t', id, false)
@@ -203,7 +203,7 @@ local function new_heads(L)
       heads.reopen(flow, nil)
     end
     L.change('f:' .. name, id, false)
-    heads.forget(flow, id, windows.costs_of(call, text))
+    heads.forget(flow, id, windows.costs_of(call, costs_text))
     if first == id and flow.n > 0 then
       flow.heads, flow.first = nil, nil
       local second = heads.first_ticket(flow)

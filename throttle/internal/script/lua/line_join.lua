@@ -90,13 +90,13 @@ local function new_join(L)
     if slot > max(answer.time, answer.latest) then answer.time, answer.latest, answer.binds = slot, 0, SLOTS end
   end
 
-  -- granted moves the tags of sides for a grant by reserve, as takes do, if batches wait.
+  -- granted moves the tags of sides for a grant by reserve, as takes do. It is called if batches wait or join.
   local function granted(r, list)
     order().note_grant(flow_for(r), list, windows.costs_of(call, r.costs_text))
     order().write()
   end
 
-  -- owes_room returns whether a live request owes room to other sides, if batches wait: these delay it only then.
+  -- owes_room returns whether a live request owes room to other sides, if batches wait: they delay it only so.
   local function owes_room(r)
     for i = 1, call.batches and not r.batch and #r.suffixes or 0 do
       if order().owed(flow_for(r), call.open[r.suffixes[i]]) then return true end
@@ -109,12 +109,11 @@ local function new_join(L)
   local function others_wait(r, id)
     local flow_name = id and L.flow_name(id)
     local own = flow_name and L.flow_of(flow_name)
-    if own and own.n ~= 1 then own = nil end
     for name, q in pairs(L.queues) do
       local waits = q.n > 0 and (name == r.queue or L.alive(q))
       for i = 1, waits and (r.batch or not q.batch) and #r.suffixes or 0 do
         local suffix = r.suffixes[i]
-        local is_own = own and own.queue == name and own.suffix == suffix
+        local is_own = own and own.n == 1 and own.queue == name and own.suffix == suffix
         if L.count_flows(name .. '|' .. suffix) > (is_own and 1 or 0) then return true end
       end
     end
@@ -206,14 +205,12 @@ local function new_join(L)
       end
     end
     list, at = resumed(r, list, at)
-    local flow = flow_for(r)
-    local position = nil
+    local flow, position = flow_for(r), nil
     if r.front then -- only tickets in front go before it
       L.flush()
       position = redis.call('ZCOUNT', P .. 'f:' .. flow.id, '-inf', format('(%d', ZERO))
     end
-    local answer, earliest =
-      forecast({flow = flow, costs = costs, position = position, all_first = false}, list, at, nil)
+    local answer, earliest = forecast({flow = flow, costs = costs, position = position, all_first = false}, list, at)
     if r.backlog and flow.n >= r.backlog then return 'backlog', now, answer end
     local refusal = (r.max_wait or r.deadline) and refused(r, answer, earliest)
     if refusal then return refusal, now, answer end

@@ -10,7 +10,7 @@
 --   account     has the tag of a row. Sides that a take serves by strict priorities share one, for each class
 --   owed        what a ticket leaves to the rows that go before it: see order.owed
 --
--- A side that begins to wait starts at V; a batch starts one ticket after V if live sides wait.
+-- A side that begins to wait starts at max(V, its last tag); a batch below V one ticket after V if live sides wait.
 --
 -- A take serves its side with the least tag at ROOT; while that side waits for a window, no other is served. A take
 -- also leaves room for a side of another server that goes first. If its ticket does not fit yet, and no window has
@@ -24,9 +24,9 @@
 --
 -- Key, after the prefix P of the policy:
 --   s:SUFFIX   "V time mixed side=tag ...": `time` is when the next ticket of a batch goes (us), `mixed` is 1
---              if both classes waited at the last grant; then the tags from V on
+--              if both classes waited at the last grant; of the tags, those that are V or more
 --
--- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for a reserve.
+-- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for other calls.
 
 local function new_order(L, names, strict)
   local LATE = 20000     -- us
@@ -53,20 +53,19 @@ local function new_order(L, names, strict)
   end
   table.sort(sides, function(a, b) return a.q.queue < b.q.queue end) -- equal tags go by name
   local many_servers = next(servers, next(servers)) ~= nil
-  local narrow = false -- whether tickets may wait at other scopes than ROOT
+  local narrow = false -- whether tickets may wait, or need room (add_waiting), at other scopes than ROOT
   for k = 1, #sides do
     local side, q = sides[k], sides[k].q
     local at_root = side.of_take and heads.due_at(q.queue, ROOT) and 1 or 0
     narrow = narrow or not side.of_take or redis.call('ZCARD', P .. q.dues_key) > at_root
   end
 
-  -- add adds the row of a side to standings. tally: of its tickets there (line_units.lua); lapses: until when room is
-  -- kept for a side of another server, 0 if none is.
+  -- add adds the row of a side. tally: of its tickets there; lapses: until when room is kept for it, 0 if none is.
   local function add(standings, side, tally, lapses)
     local class = side.q.batch and BATCH or LIVE
     local row = {
       side = side, class = class, tally = tally, lapses = lapses, weight = 1,
-      account = strict and side.of_take and standings.strict[class] or {tag = NONE},
+      account = strict and side.of_take and standings.shared_accounts[class] or {tag = NONE},
       step = false, units = false, -- see average_costs
     }
     standings.list[#standings.list + 1] = row
@@ -74,10 +73,9 @@ local function new_order(L, names, strict)
   end
 
   -- add_waiting adds a side's row if it has tickets waiting at a scope. Another server's tickets that fit at
-  -- every scope wait at ROOT, and still need room at each.
+  -- every scope wait at ROOT, and still need room at each. A tally is a node, or a flow: that waits at its `suffix`.
   local function add_waiting(standings, side, flow)
-    local scope, name, of_other = standings.scope, side.q.queue, not side.of_take
-    local suffix = scope.suffix
+    local scope, suffix, name, of_other = standings.scope, standings.scope.suffix, side.q.queue, not side.of_take
     local due = heads.due_at(name, suffix) or of_other and heads.due_at(name, ROOT)
     if not due then return end
     local tally = L.tickets_at(name, scope, flow)
@@ -143,7 +141,7 @@ local function new_order(L, names, strict)
     for name in pairs(tags) do
       if standings.both and not standings.mixed and byte(name, -1) == 33 then tags[name] = nil end
     end
-    for k = 1, #list do list[k].account.tag = NONE end
+    for k = 1, #list do list[k].account.tag = NONE end -- a shared account then gets the greatest tag of its sides
     for k = 1, #list do
       local account = list[k].account
       account.tag = max(account.tag, tags[list[k].side.q.queue] or NONE)
@@ -159,7 +157,7 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- read_standings reads which sides wait at a scope, and the scope's record, unless only one side waits there.
+  -- read_standings reads which sides wait at a scope and, unless a live one waits there alone, the scope's record.
   local function read_standings(standings, flow)
     standings.stale = false
     for k = 1, #sides do
@@ -191,7 +189,7 @@ local function new_order(L, names, strict)
     if not standings then
       standings = {
         scope = scope, list = {}, rows = {}, tags = {}, v = 0, time = 0, both = false, mixed = false, changed = false,
-        stale = true, loaded = false, strict = {{tag = NONE}, {tag = NONE}},
+        stale = true, loaded = false, shared_accounts = {{tag = NONE}, {tag = NONE}},
       }
       all_standings[scope.suffix] = standings
     end
@@ -224,10 +222,8 @@ local function new_order(L, names, strict)
 
   -- owe adds to `owed` what a flow leaves to a row, which goes before it. tag: of the flow's side.
   local function owe(owed, standings, row, tag)
-    if not row.side.of_take then
-      if row.lapses > 0 then reserve(owed, standings, row, tag, row.lapses) end
-      return
-    end
+    if row.lapses > 0 then reserve(owed, standings, row, tag, row.lapses) end
+    if not row.side.of_take then return end
     local due = heads.due_at(row.side.q.queue, standings.scope.suffix)
     if due and due > now then -- it does not fit, and the flow waits with it
       local time = min(due, now + appointments.LATEST) -- its server may have gone by then
@@ -271,8 +267,7 @@ local function new_order(L, names, strict)
 
   -- first returns which of these queues, a list of records, goes first at ROOT, and its share of the grants.
   function order.first(list)
-    local standings, first = standings_of(list[1], order.root) -- a queue's record stands for a flow
-    local best = 1
+    local best, standings, first = 1, standings_of(list[1], order.root) -- a queue's record stands for a flow
     for i = 2, standings and #list or 1 do
       local row = standings.rows[list[i].queue]
       if row and goes_before(row, first) then best, first = i, row end
@@ -281,7 +276,7 @@ local function new_order(L, names, strict)
   end
 
   -- move_tag moves V to the least tag, and the tag of a flow's side by the costs of a grant. It returns whether live
-  -- tickets wait, of which it need not know if the flow is live.
+  -- tickets wait, but looks for them only for a batch.
   local function move_tag(standings, flow_row, costs)
     local list, account, live = standings.list, flow_row.account, false
     local v = account.tag
@@ -307,7 +302,7 @@ local function new_order(L, names, strict)
     local live = move_tag(standings, flow_row, costs)
     standings.mixed = standings.both and (live or flow_row.class == LIVE)
     if flow_row.class == LIVE then return 0 end
-    local longest, until_next = arrears, 0 -- a batch's next ticket goes as late as its costs take at the windows' rates
+    local longest, until_next = arrears, 0 -- us in which the slowest window gets back what the ticket took
     for _, i in ipairs(scope.spec.windows) do
       local st = scope.states[i]
       if st.period and st.period <= PACED then
@@ -325,7 +320,7 @@ local function new_order(L, names, strict)
     for s = #list, 1, -1 do arrears = note_grant_at(flow, list[s], costs, arrears) end
   end
 
-  -- write writes the tags that have moved. They are kept until the scope's windows are empty, and for TAGS_MS at least.
+  -- write writes records of scopes with grants. They last until the scope's windows are empty, and TAGS_MS at least.
   function order.write()
     for suffix, standings in pairs(all_standings) do
       if standings.changed then

@@ -1,7 +1,7 @@
 -- line_take.lua: takes tickets from a line.
 --
 -- new_take(L) returns a table of restore and take, below. `taken` is the reply of take.lua: a list, which also has
--- two fields: n, the number of tickets; and kept, the parts of the take's record (k:PROCESS, by which it is repeated, or put back).
+-- two fields: n, the number of tickets; and kept, the parts of the take's record, k:PROCESS.
 
 local function new_take(L)
   local STEPS = 128       -- flows that one call visits without a grant: for each side, then at ROOT for all together
@@ -30,7 +30,7 @@ local function new_take(L)
       end
     end
     node.list, list.whole = list, #ids < n
-    list.refill = not list.whole or may_crowd and #ids > 0 -- when empty: a tenant's second flow comes after its first
+    list.refill = not list.whole or may_crowd and #ids > 0 -- read again when empty: it has one flow of each tenant
     node.crowded = may_crowd and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key)
     scopes.read(call, suffixes)
     heads.load(list, ceil((n - 1) / max(1, #list)) + 1)
@@ -123,9 +123,8 @@ local function new_take(L)
     if node.suffix == ROOT then heads.reopen(flow, suffix) end
   end
 
-  -- visit looks at the flows of a node, in order. Those that need not wait there go on. At ROOT, where flows wait that
-  -- have room everywhere, it takes tickets, up to `want` in this take, but `only_one` if
-  -- other sides may go next. It reads n flows at a time, and returns how many steps are left.
+  -- visit lets flows of a node that need not wait there go on, in order. At ROOT it takes their tickets: up to `want`
+  -- in this take, or `only_one`, as other sides may go next. It reads n flows at a time, and returns the steps left.
   local function visit(node, steps, n, taken, want, only_one)
     while steps > 0 do
       steps = steps - 1
@@ -189,8 +188,7 @@ local function new_take(L)
       steps = visit(q, steps, ceil((want - before) * share) + 1, taken, want, several)
       got[q] = (got[q] or 0) + taken.n - before
       -- Of several sides each is visited once more when the take is full, only to tell when its next ticket fits.
-      local was_full = before >= want
-      if not several or was_full or not due_now(q) then table.remove(left, i) end
+      if not several or before >= want or not due_now(q) then table.remove(left, i) end
     end
     for i = 1, #sides do
       local q = sides[i]
@@ -242,9 +240,9 @@ local function new_take(L)
     end
   end
 
-  -- next_time returns when to ask these queues again, not before a pause of the policy ends; 0 if nobody waits there.
+  -- next_time returns when to ask these queues again, 0 if nobody waits there: in a pause of the policy not at once.
   local function next_time(names, appointment)
-    local first, time = nil, 0
+    local soonest_q, time = nil, 0
     for i = 1, #names do
       local q = L.queues[names[i]]
       if q and q.n == 0 and q.last > 0 then
@@ -253,12 +251,12 @@ local function new_take(L)
         local soonest = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
         local due = soonest and soonest + 0 or now + appointments.LATEST
         if q.rescan ~= '-' then due = min(due, now + appointments.SPACING) end -- see look_at_changes
-        local alone = q.first == appointment and q.last == appointment -- only this process has one, and gets another
+        local alone = q.first == appointment and q.last == appointment -- the record has only the one that ended now
         if alone and due > now then q.first, q.last = 0, 0 end
-        if not first or due < time then first, time = q, due end
+        if not soonest_q or due < time then soonest_q, time = q, due end
       end
     end
-    return first and appointments.next(first, now, max(time, call.paused or 0), appointment) or 0
+    return soonest_q and appointments.next(soonest_q, now, max(time, call.paused or 0), appointment) or 0
   end
 
   -- ask_for notes that these queues are asked for, together. It returns their sides that wait, and all names.

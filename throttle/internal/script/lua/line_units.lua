@@ -31,7 +31,7 @@ local line_units = {
     local n = tally.n + sign
     tally.n, tally.changed = n, true
     if n <= 0 then
-      tally.n, tally.same, tally.units, tally.moved = 0, false, false, true
+      tally.n, tally.same, tally.units, tally.moved = 0, false, false, true -- moved: a node drops its tags
     elseif n == 1 and sign == 1 then
       tally.same = costs
     elseif tally.same ~= costs then

@@ -74,6 +74,12 @@ func TestAdaptingToRefusals(t *testing.T) {
 			st.pause(st.granted("a1").Reservation, 0)
 			st.denied("a2", throttle.DefaultPause)
 		}},
+		"a window whose rate the policy no longer has is not spread": {policy(false, second), func(st *story) {
+			st.pause(st.granted("a1").Reservation, 0)
+			slots := throttle.Window{Name: "all", Algorithm: throttle.AlgorithmConcurrency, Limit: 10, Shared: true}
+			expect.Must(st, st.l.SetPolicies([]throttle.Policy{policy(false, slots)}))
+			st.at(s).granted("a2")
+		}},
 		"another process adapts with its next call": {policy(false, second), func(st *story) {
 			other := st.server()
 			st.pause(st.granted("a1").Reservation, 0)

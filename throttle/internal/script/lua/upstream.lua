@@ -99,6 +99,7 @@ local function new_upstream()
   -- charge_spread notes when the next grant may go after one with these costs.
   local function charge_spread(scope, adapted, costs, now)
     local period, _, ten_calls = shortest(scope)
+    if not period then return end -- the policy has no rate any more
     local spacing = 0
     for _, i in ipairs(scope.spec.windows) do
       if scope.states[i].stated == period then spacing = max(spacing, costs[i] * scope.states[i].every) end

@@ -11,9 +11,7 @@
 -- algorithms[kind], each in a file of its own, is a table of
 --   load(p1, p2, p3, p4, now, data, from, to) -> st, clock_off: the state at `now`, from parameters and the payload, if
 --     there is one: data[from .. to]; nil if that is malformed. clock_off: st is a guess, as the ticks of a
---     calendar that were sent do not enclose `now`. st.limit: the most units that ever fit; st.used: those that count;
---     with a rate, st.period: the us in which it grants st.limit units, and st.stated: the policy's, if it differs
---     (load_window adds st.every: the us of a unit); st.resets, margin, gap: fixed.lua; st.lease, hold: concurrency.lua
+--     calendar that were sent do not enclose `now`
 --   fits_at(st, now, cost, ahead, each) -> time >= now: the earliest one (for leases an upper bound) from which on
 --     `cost` fits if `ahead` units go first, in tickets of `each` units (1 if unknown)
 --   charge(st, now, cost, hold, id): counts `cost` units; reservation `id` may hold them for `hold`
@@ -28,13 +26,18 @@
 --   kept_until(st, now) -> time: until when the state is of use, if that is later than resets_at
 --   grants(st, at) -> text: the grants at `at` or later: "TIME/UNITS,..."
 --   drains: true if room comes back evenly: line_eta.lua assumes that no room stays unused
+-- A state, besides what only its algorithm uses, has
+--   limit, used           the most units that ever fit, and those that count
+--   period                with a rate: the us in which it grants `limit` units
+--   stated, every         with a rate: the policy's period, and the us of a unit; load_window adds what load leaves out
+--   resets, margin, gap, lease, hold   see fixed.lua, concurrency.lua. By `later`, present: the state of leases now
 
 local scopes
 do
 
 local FORMAT = '\1'
 
--- load_window reads a window's state from its payload, by the policy's parameters or the tenant's own.
+-- load_window reads a window's state from its payload, if there is one, by the policy's parameters or the tenant's own.
 local function load_window(scope, i, data, from, to)
   local window, settings = scope.call.windows[i], scope.settings
   local p1, p2, p3 = window.p1, window.p2, window.p3
@@ -42,8 +45,7 @@ local function load_window(scope, i, data, from, to)
   if settings then p1, p2, p3 = settings[1], settings[2], settings[3] end
   local st, clock_off = window.algorithm.load(p1, p2, p3, window.p4, scope.now, data, from, to)
   if clock_off then
-    scope.failed = 'SLUICE_CLOCK window ' .. window.name ..
-      ': the time of Redis is not among the ticks that were sent'
+    scope.failed = 'SLUICE_CLOCK window ' .. window.name .. ': the time of Redis is not among the ticks that were sent'
   end
   if st and st.period then st.stated, st.every = st.stated or st.period, st.period / st.limit end
   scope.states[i] = st
@@ -52,7 +54,7 @@ end
 
 -- parse reads the value's sections into the windows' states. It returns false for a malformed value.
 local function parse(scope, raw)
-  local len, list, windows = #raw, scope.spec.windows, scope.call.windows
+  local len, numbers, windows = #raw, scope.spec.windows, scope.call.windows
   if len < 8 or sub(raw, 1, 1) ~= FORMAT then return false end
   local last, i = unpack7(raw, 2), 9
   if last > scope.now then scope.now = last end
@@ -64,8 +66,8 @@ local function parse(scope, raw)
     local expires = unpack7(raw, i)
     if expires > scope.now then
       local label, number = sub(raw, i + 11, from - 1), nil
-      for j = 1, #list do
-        if windows[list[j]].label == label then number = list[j] end
+      for j = 1, #numbers do
+        if windows[numbers[j]].label == label then number = numbers[j] end
       end
       if not number then
         scope.sections = scope.sections or {}
@@ -81,10 +83,10 @@ end
 
 -- reload loads the states again, as of a later time or by other parameters.
 local function reload(scope, now)
-  local list, earlier, call = scope.spec.windows, scope.now, scope.call
+  local numbers, earlier, call = scope.spec.windows, scope.now, scope.call
   scope.now, call.generation = now, call.generation + 1
-  for j = 1, #list do
-    local i = list[j]
+  for j = 1, #numbers do
+    local i = numbers[j]
     local st, algorithm = scope.states[i], call.windows[i].algorithm
     local kept = (algorithm.kept_until or algorithm.resets_at)(st, earlier)
     local payload = kept > earlier and concat({algorithm.payload(st, earlier)})
@@ -92,7 +94,7 @@ local function reload(scope, now)
   end
 end
 
--- read reads the values that are not known yet into call.raw, by one command. Most are values of scopes.
+-- read reads the values of keys that are not known yet into call.raw, by one command. Most are values of scopes.
 local function read(call, suffixes)
   local P, raw, unread, keys, n = call.P, call.raw, {nil}, {nil}, 0
   for i = 1, #suffixes do
@@ -107,12 +109,17 @@ local function read(call, suffixes)
   for i = 1, n do raw[unread[i]] = values[i] end
 end
 
--- open(call, suffix, number, settings) -> the scope of that key, with the windows' states. Its `spec` is
--- call.scopes[number]. settings are the tenant's own parameters, or nil: only scopes of the tenant have them.
+-- open(call, suffix, number, settings) -> the scope of that key, as a table:
+--   spec, suffix   call.scopes[number], and the end of its key
+--   settings       the tenant's own parameters, or nil: only scopes of the tenant have them
+--   states, now    the windows' states by their numbers, and their time
+--   changed        whether it has to be written
+--   sections       see above; nil without any. By label: {expires, payload} as read, or {expires, state} (upstream.lua)
+--   failed         why no request may use it; few have this or `ahead` (line_take.lua): a ninth field doubles the table
 local function open(call, suffix, number, settings)
   local scope, spec = call.open[suffix], call.scopes[number]
   if not spec.of_tenant then settings = nil end
-  if scope then
+  if scope then -- opened before, maybe by other settings
     if scope.settings ~= settings then
       scope.settings = settings
       reload(scope, scope.now)
@@ -121,7 +128,6 @@ local function open(call, suffix, number, settings)
   end
   if call.raw[suffix] == nil then read(call, {suffix}) end
   local raw = call.raw[suffix]
-  -- Eight fields: a ninth, `failed` or `ahead`, which few scopes get, makes the table twice as large.
   scope = {
     call = call, suffix = suffix, spec = spec, settings = settings, now = call.now, states = {nil, nil},
     changed = false, sections = nil,
@@ -130,9 +136,9 @@ local function open(call, suffix, number, settings)
   if raw and not parse(scope, raw) then
     scope.failed = 'SLUICE_STATE key ' .. call.P .. suffix .. ': is damaged, or of a newer release'
   end
-  local list, states = spec.windows, scope.states
-  for j = 1, #list do
-    if not states[list[j]] then load_window(scope, list[j], nil) end
+  local numbers, states = spec.windows, scope.states
+  for j = 1, #numbers do
+    if not states[numbers[j]] then load_window(scope, numbers[j], nil) end
   end
   return scope
 end
@@ -147,18 +153,18 @@ end
 -- as Redis counts a TTL from the millisecond in which the script began.
 local parts = {nil, nil, nil, nil, nil, nil, nil, nil} -- of a value
 local function write(call, scope)
-  local now, expires, windows, list, n = scope.now, 0, call.windows, scope.spec.windows, 1
+  local now, expires, windows, numbers, n = scope.now, 0, call.windows, scope.spec.windows, 1
   parts[1] = FORMAT .. pack7(now)
-  for j = 1, #list do
-    local window, st = windows[list[j]], scope.states[list[j]]
+  for j = 1, #numbers do
+    local window, st = windows[numbers[j]], scope.states[numbers[j]]
     local algorithm = window.algorithm
     local kept = (algorithm.kept_until or algorithm.resets_at)(st, now)
     if kept > now then
-      local first, log, last = algorithm.payload(st, now)
+      local first, middle, last = algorithm.payload(st, now)
       n = n + 1
-      parts[n] = section(kept, window.label, first, #first + (log and #log + #last or 0))
-      if log then
-        parts[n + 1], parts[n + 2] = log, last
+      parts[n] = section(kept, window.label, first, #first + (middle and #middle + #last or 0))
+      if middle then
+        parts[n + 1], parts[n + 2] = middle, last
         n = n + 2
       end
       if kept > expires then expires = kept end
@@ -188,7 +194,7 @@ scopes = {
   read = read,
   reload = reload,
 
-  -- later returns copies of scopes as they will be at a time without new grants. st.present: the leases now (line_eta).
+  -- later returns copies of scopes as they will be at a time without new grants.
   later = function(list, time)
     local copies = {}
     for s = 1, #list do
@@ -201,12 +207,6 @@ scopes = {
       copies[s] = copy
     end
     return copies
-  end,
-
-  -- touch loads a scope as of `now`, and notes that it has to be written.
-  touch = function(scope, now)
-    if now > scope.now then reload(scope, now) end
-    scope.changed = true
   end,
 
   write_all = function(call)

@@ -8,11 +8,8 @@
 --
 -- Added units are given back as if all had been added at the first correction, so that no units of other reservations
 -- are given back. Where units of that time count no more, units of later corrections count until they expire.
---
--- new_verbs(call) returns all verbs by name; verb(op) returns one.
 
 local function new_verbs(call)
-  local FATE_MS = 60000 -- the least time for which the key is kept
   local verbs = {}
 
   function verbs.exempt(r, list, now)
@@ -63,7 +60,7 @@ local function new_verbs(call)
     local status = 'nothing'
     for _, number in ipairs(r.scopes) do
       local scope = list[number]
-      scopes.touch(scope, now)
+      scope.changed = true
       if act(scope, now, r) ~= false then status = 'ok' end
     end
     call.dirty = true
@@ -82,9 +79,9 @@ local function new_verbs(call)
     return fate
   end
 
-  -- remember writes the fate, which is kept until `time`, when nothing of the reservation counts any more.
+  -- remember writes the fate. It is kept until `time`, when nothing of the reservation counts any more.
   local function remember(r, fate, time)
-    local ms = format('%d', max(ceil((time - call.now) / 1000), FATE_MS))
+    local ms = format('%d', max(ceil((time - call.now) / 1000), RECORD_MS))
     redis.call('SET', call.P .. 'n:' .. r.id, write_fields(fate), 'PX', ms)
     call.dirty = true
   end
@@ -122,24 +119,24 @@ local function new_verbs(call)
   local function correct(r, list, now, fate, costs, changes)
     -- The fate is kept as long as if no unit had been given back, as the caller may not know that some were.
     local time, given, added = counted_until(list, now, r.costs, changes), 0, fate.added
-    each(list, function(scope, i, algorithm)
-      scopes.touch(scope, now)
-      local st, change, name = scope.states[i], changes[i], call.windows[i].name
-      local id, of_added, used = lease_id(call, r.id), added[name] or 0, st.used
+    each(list, function(_, i, algorithm, st)
+      local change, name, id, used = changes[i], call.windows[i].name, lease_id(call, r.id), st.used
+      local of_added = added[name] or 0
       if change > 0 then
         algorithm.charge(st, now, change, 0, id)
         added[name], fate.added_at = of_added + change, fate.added_at or now
       elseif change < 0 then -- added units are given back first
-        local last = min(-change, of_added)
-        if last > 0 then
-          refund(algorithm, st, now, fate.added_at, last, id)
-          added[name] = of_added - last
+        local from_added = min(-change, of_added)
+        if from_added > 0 then
+          refund(algorithm, st, now, fate.added_at, from_added, id)
+          added[name] = of_added - from_added
         end
-        refund(algorithm, st, now, r.at, -change - last, id)
+        refund(algorithm, st, now, r.at, -change - from_added, id)
       end
       given = given + used - st.used
     end)
     for _, scope in ipairs(list) do
+      scope.changed = true
       if scope.sections then upstream().correct(scope, costs, changes, now, r.at) end
     end
     remember(r, fate, max(time, counted_until(list, now, r.costs, changes)))
@@ -176,22 +173,18 @@ local function new_verbs(call)
     return 'ok', now
   end
 
-  -- each_lease touches the scopes of windows with leases, and calls act(algorithm, st, i, scope) for each window.
-  local function each_lease(list, now, act)
-    each(list, function(scope, i, algorithm)
-      if not algorithm.release then return end
-      scopes.touch(scope, now)
-      act(algorithm, scope.states[i], i, scope)
-    end)
-  end
-
+  -- A renewal may still be on its way, even of a lease that has expired. It must not begin the lease anew. So a release
+  -- is remembered for as long as a lease, unless the reservation never held one, as it cost nothing in these windows.
   function verbs.release(r, list, now)
-    local fate, time, freed = read_fate(r), now, false
-    if next(fate.settled) then time = counted_until(list, now, r.costs, r.costs) end
-    each_lease(list, now, function(algorithm, st, i)
-      freed = algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r.id)) > 0 or freed
-      fate.released = fate.released or freed or r.costs[i] > 0 or next(fate.settled) ~= nil
-      time = max(time, now + st.lease) -- a renewal may still be on its way, even of a lease that has expired
+    local fate, freed = read_fate(r), false
+    local settled = next(fate.settled) ~= nil -- at other costs before, which may not have been 0
+    local time = settled and counted_until(list, now, r.costs, r.costs) or now
+    each(list, function(scope, i, algorithm, st)
+      if not algorithm.release then return end
+      scope.changed = true
+      if algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r.id)) > 0 then freed = true end
+      if freed or settled or r.costs[i] > 0 then fate.released = true end
+      time = max(time, now + st.lease)
     end)
     if fate.released and not fate.cancelled then remember(r, fate, time) end
     if not freed then return 'nothing', now end
@@ -201,13 +194,14 @@ local function new_verbs(call)
 
   function verbs.renew(r, list, now)
     local status, fate, never = 'ok', read_fate(r), {}
-    for _, i in ipairs(r.never or {}) do never[i] = true end -- windows that never counted it
-    each_lease(list, now, function(algorithm, st, i, scope)
+    local ended = fate.cancelled or fate.released
+    for _, i in ipairs(r.never or {}) do never[i] = true end -- windows that never counted it need not hold it
+    each(list, function(scope, i, algorithm, st)
+      if not algorithm.renew then return end
+      scope.changed = true
       if r.costs[i] == 0 then return end
       local id, waits = lease_id(call, r.id), call.line and call.line.waits_at(scope.suffix)
-      if fate.cancelled or fate.released or algorithm.renew(st, now, r.costs[i], id, waits) == 0 and not never[i] then
-        status = 'nothing'
-      end
+      if ended or algorithm.renew(st, now, r.costs[i], id, waits) == 0 and not never[i] then status = 'nothing' end
     end)
     call.dirty = true
     return status, now

@@ -18,7 +18,9 @@
 --   open, raw       the scopes that were opened, and values that were read ahead, by key
 --   generation      how often states of any scope were loaded again (scope.lua)
 --   texts           costs and settings that were read, by text
---   dirty, line     see request.lua; id_base: see take.lua
+--   line, dirty     of decide.lua: the functions of line_join.lua, if they are set up; whether something has changed
+--                   that must not be done twice
+--   id_base         of take.lua
 --   waiting         the count of the line (line.lua); nil or false if nobody waits
 
 local windows
@@ -96,7 +98,7 @@ windows = {
     local all = call.windows
     for s = 1, #list do
       local scope = list[s]
-      scopes.touch(scope, now)
+      scope.changed = true
       local numbers, states = scope.spec.windows, scope.states
       for j = 1, #numbers do
         local i = numbers[j]

@@ -60,40 +60,24 @@ local function new_upstream()
     return max(FLOOR, min(1, peak + GROWTH * t * t * t))
   end
 
-  -- adapt notes that the upstream refused a call granted at `at`, and asked for a pause of `wait`, or did not say how
-  -- long: then `guess` is the longest pause, else 0. It returns the length of the pause, nil if the scope has no rate,
-  -- and whether the rate was cut or grants begin to be spread. A call granted before the last refusal adds no
-  -- refusal: for it the length is `wait`, or 0 for a guess.
+  -- adapt notes the refusal of a call granted at `at`, after the last refusal. It returns how long the pause is: `wait`
+  -- or, if the upstream did not say how long, what is guessed: at most `guess`, which is 0 otherwise. It also returns
+  -- whether the rate was cut or grants begin to be spread.
   local function adapt(scope, now, at, wait, guess)
     local period, _, ten_calls = shortest(scope)
-    if not period then return nil end
     local known, span = state_of(scope, ADAPTED, now), min(period, MINUTE)
-    local ended = known and known.last + known.wait -- the pause after the last refusal
-    if at == 0 then at = known and now < ended and known.last or now end -- the time of the grant is not known
-    if known and at <= known.last then return guess > 0 and 0 or wait, false end
     if guess > 0 then
       wait = min(span / 8, SECOND)
-      if known and now < ended + span / 2 then wait = min(2 * known.wait, span) end
+      if known and now < known.last + known.wait + span / 2 then wait = min(2 * known.wait, span) end -- refusals go on
       wait = min(ceil(wait), guess)
     end
-    local a, changes = known or {cut = now, since = now, refusals = 0, next = 0}, not known
-    if known and at > a.cut + span / 2 then
-      a.peak, a.cut, a.from = floor(rate_at(a, now, ten_calls) * KEEP * PARTS), now, now + wait
-      changes = true
-    end
+    local a = known or {cut = now, since = now, refusals = 0, next = 0}
+    local cuts = known and at > a.cut + span / 2
+    if cuts then a.peak, a.cut, a.from = floor(rate_at(a, now, ten_calls) * KEEP * PARTS), now, now + wait end
     a.last, a.wait, a.refusals = now, wait, a.refusals + 1
     a.next, a.spread = max(a.next, now + wait), ceil(now + wait + SPREAD * ten_calls)
     set_section(scope, ADAPTED, a.spread, a)
-    return wait, changes
-  end
-
-  -- spread_at returns when a window may grant after `ahead` units while grants are spread; nil if it spreads none.
-  local function spread_at(scope, st, now, adapted, ahead)
-    local period, _, ten_calls = shortest(scope)
-    if not st.stated or st.stated ~= period then return nil end
-    local time = adapted.next
-    if ahead > 0 then time = max(time, now) + ceil(ahead * st.every / rate_at(adapted, now, ten_calls)) end
-    return min(time, adapted.spread)
+    return wait, cuts or not known
   end
 
   -- charge_spread notes when the next grant may go after one with these costs.
@@ -118,8 +102,15 @@ local function new_upstream()
     local paused = state_of(scope, PAUSE, now)
     if paused then from = max(from, paused.ends) end
     if cost == 0 then return from end
-    local adapted, rest = state_of(scope, ADAPTED, now), state_of(scope, LEFT .. scope.call.windows[i].unit, now)
-    if adapted then from = max(from, spread_at(scope, scope.states[i], now, adapted, ahead) or from) end
+    local adapted, rest = state_of(scope, ADAPTED, now), state_of(scope, LEFT .. call.windows[i].unit, now)
+    if adapted then
+      local st, period, _, ten_calls = scope.states[i], shortest(scope)
+      if st.stated and st.stated == period then -- grants are spread over this window
+        local time = adapted.next
+        if ahead > 0 then time = max(time, now) + ceil(ahead * st.every / rate_at(adapted, now, ten_calls)) end
+        from = max(from, min(time, adapted.spread))
+      end
+    end
     if rest and from < rest.resets and rest.left < ahead + cost then from = rest.resets end
     return from
   end
@@ -129,7 +120,7 @@ local function new_upstream()
     local adapted, units = state_of(scope, ADAPTED, now), {}
     if adapted then charge_spread(scope, adapted, costs, now) end
     for _, i in ipairs(scope.spec.windows) do
-      if costs[i] > 0 then units[scope.call.windows[i].unit] = costs[i] end
+      if costs[i] > 0 then units[call.windows[i].unit] = costs[i] end
     end
     for unit, cost in pairs(units) do
       local rest = state_of(scope, LEFT .. unit, now)
@@ -142,26 +133,33 @@ local function new_upstream()
 
   -- correct notes that the costs, by window, of the grant at `at` have changed, unless an answer has counted it since.
   local function correct(scope, costs, changes, now, at)
-    local done = {}
+    local done = {} -- by unit: several windows may have it
     for _, i in ipairs(scope.spec.windows) do
-      local unit, cost, found = scope.call.windows[i].unit, costs[i] + changes[i], 0
-      local rest = changes[i] ~= 0 and not done[unit] and state_of(scope, LEFT .. unit, now)
+      local unit, change = call.windows[i].unit, changes[i]
+      local rest = change ~= 0 and not done[unit] and state_of(scope, LEFT .. unit, now)
       if rest then
-        rest.grants, found = string.gsub(rest.grants, format('%d/%d,', at, costs[i]), format('%d/%d,', at, cost), 1)
-        rest.left, done[unit] = rest.left - found * changes[i], found > 0
+        local old, new, found = format('%d/%d,', at, costs[i]), format('%d/%d,', at, costs[i] + change), 0
+        rest.grants, found = string.gsub(rest.grants, old, new, 1)
+        if found > 0 then rest.left, done[unit] = rest.left - change, true end
       end
     end
   end
 
-  -- pause notes a refusal; the scope adapts if the policy does. It returns whether that is news: the rate was cut,
-  -- grants begin to be spread, or a pause began. A guessed pause of a scope that adapts is no news.
+  -- pause notes a refusal. The scope adapts if the policy does, and a window has a rate. It returns whether that is
+  -- news: the rate was cut, grants begin to be spread, or a pause began. If the scope adapts, a guessed pause is none.
   local function pause(scope, now, r)
-    local refused, length, changes = r.refused, nil, nil
-    local wait, guess, paused = refused.wait, refused.guess or 0, state_of(scope, PAUSE, now)
-    if refused.adapt then
-      length, changes = adapt(scope, now, r.at, wait, guess)
-      if length == 0 then return false end
-      wait = length or wait
+    local refused, paused, adapted = r.refused, state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
+    local wait, guess, changes = refused.wait, refused.guess or 0, false
+    local at = r.at
+    if at == 0 then -- not known: taken to be that of the last refusal while the pause after it lasts, else now
+      at = adapted and now < adapted.last + adapted.wait and adapted.last or now
+    end
+    if not refused.adapt or not shortest(scope) then
+      guess = 0 -- `wait` is a default
+    elseif not adapted or at > adapted.last then
+      wait, changes = adapt(scope, now, at, wait, guess)
+    elseif guess > 0 then
+      return false -- the pause that was guessed for the last refusal is for this one, too
     end
     -- Exempt tenants call during a pause, and may be refused. The longest pause counts.
     if not paused or paused.ends < now + wait then
@@ -169,8 +167,7 @@ local function new_upstream()
         ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, reporter = refused.reporter,
       })
     end
-    if length and guess > 0 then return changes end
-    return not paused or changes or false
+    return changes or not paused and guess == 0
   end
 
   -- add_to_answer adds to an answer what it has not from other scopes: the longest pause; the lowest adapted rate, with
@@ -179,9 +176,9 @@ local function new_upstream()
     local paused, adapted = state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
     if paused and (not answer.pause or paused.ends > answer.pause.ends) then answer.pause = paused end
     for _, w in ipairs(scope.spec.windows) do
-      local rest = state_of(scope, LEFT .. scope.call.windows[w].unit, now)
+      local rest = state_of(scope, LEFT .. call.windows[w].unit, now)
       if rest and rest.resets > now and (not answer.left or rest.left < answer.left.units) then
-        answer.left = {unit = scope.call.windows[w].unit, units = max(0, rest.left), reset = rest.resets}
+        answer.left = {unit = call.windows[w].unit, units = max(0, rest.left), reset = rest.resets}
       end
     end
     local period, first, ten_calls = shortest(scope)
@@ -194,20 +191,15 @@ local function new_upstream()
     end
   end
 
-  -- unanswered returns the grants from `at` on, less the cost of the answered call, and the sum of their units.
+  -- unanswered returns the grants from `at` on, less the cost of the answered call, and the sum of their units: of
+  -- "10/5,20/3,30/2," at 20 and a cost of 1 "20/2,30/2,", and 4.
   local function unanswered(grants, at, cost)
     local left, sum = {}, 0
     for time, units in gmatch(grants, '(%d+)/(%d+),') do
       time, units = time + 0, units + 0
-      if time == at then
-        local answered = min(units, cost)
-        units = units - answered
-        cost = cost - answered
-      end
-      if time >= at and units > 0 then
-        left[#left + 1] = format('%d/%d,', time, units)
-        sum = sum + units
-      end
+      local answered = time == at and min(units, cost) or 0
+      units, cost = units - answered, cost - answered
+      if time >= at and units > 0 then left[#left + 1], sum = format('%d/%d,', time, units), sum + units end
     end
     return concat(left), sum
   end
@@ -216,9 +208,12 @@ local function new_upstream()
   -- answer to a call before the one answered last. Of answers to calls of the same time, the least counts. For the
   -- first answer the log of a window, if it has one, shows which calls are under way.
   local function remaining(scope, now, r)
-    local left, at, cost, log, most = r.left, r.at > 0 and r.at or now, 0, '', 0
+    local left, at = r.left, r.at > 0 and r.at or now
+    local known, resets = state_of(scope, LEFT .. left.unit, now), now + left.reset
+    if known and at < known.at then return end
+    local cost, log, most = 0, '', 0
     for _, i in ipairs(scope.spec.windows) do
-      local window = scope.call.windows[i]
+      local window = call.windows[i]
       if window.unit == left.unit then
         cost = r.costs[i]
         local grants = window.algorithm.grants and window.algorithm.grants(scope.states[i], at) or ''
@@ -226,13 +221,11 @@ local function new_upstream()
         if units > most then log, most = grants, units end
       end
     end
-    local known, resets = state_of(scope, LEFT .. left.unit, now), now + left.reset
-    if known and at < known.at then return end
     local grants, sum = unanswered(known and known.grants or log, at, cost)
-    set_section(scope, LEFT .. left.unit, resets + left.reset, {
-      left = min(left.units - sum, known and at == known.at and now < known.resets and known.left or MOST),
-      at = at, resets = resets, grants = grants,
-    })
+    local units = left.units - sum
+    if known and at == known.at and now < known.resets then units = min(units, known.left) end
+    local state = {left = units, at = at, resets = resets, grants = grants}
+    set_section(scope, LEFT .. left.unit, resets + left.reset, state)
   end
 
   -- resume ends the pause, and restores the published rate.

@@ -15,11 +15,10 @@ local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 local MOST = 9007199254740992 -- doubles hold every integer up to it; only counts that no limit bounds can come near
 local ROOT = 'w:' -- the key of the scope that all share: flows wait for handler slots there, even if it has no window
 
--- Algorithms are kept by their letters. extras(call) makes functions that not all calls need.
+-- Algorithms are kept by their letters. extras(call) makes functions that not all calls need: see library.go.
 local algorithms, extras = {}, nil
 
--- made_once returns the result of the first call of `make`: later calls ignore their arguments. It is the one way
--- to leave functions out of calls that do not need them.
+-- made_once returns the result of the first call of `make`: later calls ignore their arguments.
 local made = {}
 local function made_once(make, ...)
   local result = made[make]

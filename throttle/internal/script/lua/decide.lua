@@ -44,9 +44,10 @@ call.waiting = call.raw.q
 local record = call.raw[record_name] -- of the last call
 local last = record and unpack7(record, 1) or 0
 if last > seq then return {} end
-local earlier = last == seq and record -- this call's own, if it is a copy of the last one
+local earlier = last == seq and record -- by an earlier copy of this call, if there was one
 
-local NO_TIME = '.......'
+local NO_TIME = '.......'         -- in the record
+local OF_POLICY, OF_TENANT = 1, 2 -- PauseAnswer.Whose of request.go
 
 -- A verb takes the request, its scopes, their time, a table that gets the time at which each window has room, and
 -- whether an earlier copy of the call joined the line. It returns status, at, and nil or an answer (request_more.lua).
@@ -88,8 +89,8 @@ if call.waiting or argv[first] == 'join' then
   line.prefetch(requests)
 end
 
-local out, m = {nil, nil, nil, nil, nil, nil}, 0
-local done, count = {nil}, 0               -- for the record, by request
+local out, m = {nil, nil, nil, nil, nil, nil}, 0 -- the reply, and its length
+local done, count = {nil}, 0 -- what the record says of each request, and how many are decided
 local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and when its costs fit
 local all, scope_of = call.windows, call.scope_of
 
@@ -100,15 +101,17 @@ for from = first, #argv, stride do
   for i = 1, nscopes do list[i] = scopes.open(call, argv[from + 4 + i], i, settings) end
   local now = windows.align(call, list) -- which may fail a scope
   for i = 1, nscopes do failed = failed or list[i].failed end
-  local earlier_letter = earlier and sub(earlier, 8 * count, 8 * count) -- of the status of an earlier copy
+  local letter = earlier and sub(earlier, 8 * count, 8 * count) -- of the status that an earlier copy answered
+  local done_before, joined_before = letter == 'o', letter == 'j'
   if call.paused or settings then
-    local policy, tenant = call.paused or 0, settings and settings.paused or 0
-    local ends = max(policy, tenant)
-    r.paused, r.whose = ends > now and ends or nil, policy > tenant and 1 or 2
+    local of_policy, of_tenant = call.paused or 0, settings and settings.paused or 0 -- when operators' pauses end
+    local ends = max(of_policy, of_tenant)
+    r.paused, r.whose = ends > now and ends or nil, of_policy > of_tenant and OF_POLICY or OF_TENANT
     r.unlimited = settings and settings.unlimited
-    -- An operator's pause denies unlimited requests, too. An earlier copy of the call may have put them in line.
-    local free = op == 'exempt' or op == 'observe'
-    if free and r.unlimited and not r.replaces and (r.paused or earlier_letter == 'j') then op = 'reserve' end
+    -- These two verbs grant in any case, but nothing to an unlimited tenant while operators pause it: then, and if an
+    -- earlier copy of the call put its ticket in line, they act as `reserve`. What replaces a grant has had its turn.
+    local grants_always = op == 'exempt' or op == 'observe'
+    if grants_always and r.unlimited and not r.replaces and (r.paused or joined_before) then op = 'reserve' end
   end
   if failed and op ~= 'leave' then
     out[m + 1], out[m + 2] = 'failed', failed
@@ -121,13 +124,13 @@ for from = first, #argv, stride do
     local fits = op == 'reserve' and plain_fits or {}
     local status, decided, answer
     if r.lost then r.known = record end
-    if earlier_letter == 'o' then -- an earlier copy has done it
+    if done_before then
       status, decided = 'ok', unpack7(earlier, 8 * count + 1)
-    elseif earlier_letter == 'j' and not (call.line and call.line.flow_name(r.ticket)) then -- taken since
+    elseif joined_before and not (call.line and call.line.flow_name(r.ticket)) then -- taken since
       status, decided, answer = 'joined', now, {time = now}
     else
       if r.replaces then made_once(extras, call).replace(r, list, now) end
-      status, decided, answer = verb(r, list, now, fits, earlier_letter == 'j')
+      status, decided, answer = verb(r, list, now, fits, joined_before)
     end
 
     done[count] = sub(status, 1, 1) .. (status == 'ok' and pack7(decided) or NO_TIME)

@@ -31,37 +31,38 @@ end
 algorithms['f'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
     if data and to - from ~= 20 then return nil end
-    local resets, tick, gap = nil, 0, p3
-    if p4 ~= 0 then resets, tick, gap = calendar_resets(p4, p2, now) end
-    local clock_off, period = p4 ~= 0 and not resets, p4 == 0 and p3 or nil
-    if not resets then
+    local resets, tick, gap, calendar = nil, 0, p3, p4 ~= 0
+    if calendar then resets, tick, gap = calendar_resets(p4, p2, now) end
+    local clock_off, period = calendar and not resets, not calendar and p3 or nil
+    if not resets then -- multiples of the gap, from 1970 or from a tick
       local began = tick + floor((now - p2 - tick) / gap) * gap
       resets = {began, began + gap, began + 2 * gap}
     end
     local st = {limit = p1, margin = p2, period = period, gap = gap, resets = resets, last = 0, used = 0, late = 0}
     -- The time of the last unit decides, as period and calendar may have changed since.
-    local began, last = resets[1] + p2, data and unpack7(data, from) or -MOST
-    if last >= began then
+    local in_effect, last = resets[1] + p2, data and unpack7(data, from) or -MOST
+    if last >= in_effect then
       st.last, st.used, st.late = last, unpack7(data, from + 7), unpack7(data, from + 14)
-    elseif last >= began - 2 * p2 then -- within the margin of the reset: only what came late counts on
-      st.last, st.used = began, unpack7(data, from + 14)
+    elseif last >= resets[1] - p2 then -- within the margin of the reset: only what came late counts on
+      st.last, st.used = in_effect, unpack7(data, from + 14)
     end
     return st, clock_off
   end,
 
-  -- With a limit of 3, all of it used, and 4 units ahead, 3 of these go after the next reset, resets[2]. The last one
-  -- and a cost of 1 go after resets[3].
+  -- Units go now, after resets[2], after resets[3] and so on. With a limit of 3, 2 units used, and 5 units ahead, 1 of
+  -- these goes now, 3 go after resets[2], and the last one and a cost of 1 go after resets[3].
   fits_at = function(st, now, cost, ahead, each)
-    local limit, resets, room, i, last = st.limit, st.resets, st.limit - st.used, 2, #st.resets
+    local limit, resets, room, reset, last = st.limit, st.resets, st.limit - st.used, 2, #st.resets
     if ahead + cost <= room then return now end
-    if ahead < each then each = 1 end -- else a reset's room is used by whole tickets only
-    local first = min(ahead, max(0, room - room % each)) -- units that go now; within the margin they count twice
-    ahead, room = ahead - first, limit - st.late - (now >= resets[2] - st.margin and first or 0)
-    if ahead + cost > room then
-      ahead = max(0, ahead - max(0, room - room % each))
-      i = 2 + ceil((ahead + cost) / max(1, limit - limit % each))
+    if ahead < each then each = 1 end -- else room is used by whole tickets only
+    local go_now = min(ahead, max(0, room - room % each)) -- within the margin they count on both sides of the reset
+    local next_room = limit - st.late - (now >= resets[2] - st.margin and go_now or 0)
+    ahead = ahead - go_now
+    if ahead + cost > next_room then
+      ahead = max(0, ahead - max(0, next_room - next_room % each))
+      reset = 2 + ceil((ahead + cost) / max(1, limit - limit % each))
     end
-    return resets[min(i, last)] + max(0, i - last) * st.gap + st.margin
+    return resets[min(reset, last)] + max(0, reset - last) * st.gap + st.margin
   end,
 
   charge = function(st, now, cost)

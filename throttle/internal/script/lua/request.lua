@@ -9,10 +9,6 @@
 --   known              if `lost` is set: the record of the last call of the process
 --   old_costs          the reservation's costs until this request, by window, if they were corrected
 -- and of its line part, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
---
--- Of the call, two fields belong to decide.lua and its verbs:
---   line    the functions of line_join.lua, if the call has set them up
---   dirty   whether something has changed that must not be done twice
 
 local RECORD_MS = 60000 -- the time in which a repeated call is recognised
 

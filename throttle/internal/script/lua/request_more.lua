@@ -1,6 +1,7 @@
 -- request_more.lua: shared by verbs and lines, for requests that are not simply granted; a part of extras(call).
 --
---   resumed(r, list, at) -> list, at: the scopes when the operators' pause of the request has ended, and that time
+--   resumed(r, list, at) -> list, at: the scopes when the operators' pause of the request has ended, and that time; no
+--     scope if nothing limits it then
 --   new_answer(time, latest) -> answer: fields of Answer (request.go), when a ticket is expected to start, and at the
 --     latest, 0 if that is unknown
 --   refused(r, answer, earliest) -> status, if it refuses a request that would wait too long, or nil
@@ -24,7 +25,7 @@ end
 local function refused(r, answer, earliest)
   local now = call.now
   local wait = answer.latest - now
-  if answer.latest == 0 then -- it is only known to outlast the pause, and the shortest max_wait, 1 us
+  if answer.latest == 0 then -- unknown: the rest of the pause, or 2 us, as the shortest max_wait is 1 us
     wait = max(min(answer.time - now, 2), (r.paused or now) - now)
   end
   if r.max_wait and wait > r.max_wait then return 'too_long' end
@@ -43,7 +44,7 @@ end
 local function denied(r, list, now, fits, time)
   if r.paused then
     list, now = resumed(r, list, now)
-    time = windows.fits_at(list, r.costs, now, {})
+    time = windows.fits_at(list, r.costs, now, {}) -- `fits` stays as it is now
   end
   local answer, earliest = new_answer(time, time), now
   if call.line then
@@ -75,8 +76,12 @@ local function fields(r, list, now, fits, answer)
   if r.paused and not r.scopes and (r.unlimited or not answer.pause or r.paused > answer.pause.ends) then
     answer.pause = {ends = r.paused, whose = r.whose}
   end
-  local time, p = answer.time, answer.pause
-  -- If the wait goes on after a pause by operators, the longer part binds: the pause, or the rest.
-  if p and (time <= p.ends or p.whose and time - p.ends <= p.ends - call.now) then answer.binds = PAUSED end
+  local pause = answer.pause
+  if pause then
+    local paused, more = pause.ends - call.now, answer.time - pause.ends -- the wait during the pause, and after it
+    -- The upstream's pause and the windows' waits run at the same time: what ends last binds. The windows' waits begin
+    -- when operators' pause ends: what takes longer binds, such as a pause of 60 s before a wait of 40 s.
+    if more <= 0 or pause.whose and more <= paused then answer.binds = PAUSED end
+  end
   return write_fields(answer)
 end

@@ -12,8 +12,9 @@
 -- shorter. So a value has at most some 4 kB, whatever the limit. The first entries are exact: otherwise a burst in
 -- every period would start later each time, by the time between the grants that were merged.
 --
--- In the state, `time` and `units` are the newest entry, 0 if there is none. The others are log.data[first .. last],
--- a part of the value as it was read, and then log.tail: the entry that was newest until `time` came, or nothing.
+-- In the state, `time` and `units` are the newest entry; units: 0 if there is none. The others are
+-- log.data[log.first .. log.last], a part of the value as it was read, and then log.tail: the entry that was newest
+-- before `time` was charged, or nothing. Without others, log is nil.
 
 do
 
@@ -37,10 +38,10 @@ algorithms['s'] = {
     if not data then return st end
     local first, last = from + 7, to - ENTRY -- of the entries without the newest one
     if last + 1 < first or (last + 1 - first) % ENTRY ~= 0 then return nil end
-    local dead, time = now - p2, unpack7(data, last + 1)
-    if time <= dead then return st end
+    local ended, time = now - p2, unpack7(data, last + 1) -- grants at `ended` or before count no more
+    if time <= ended then return st end
     local used = unpack7(data, from)
-    while first <= last and unpack7(data, first) <= dead do
+    while first <= last and unpack7(data, first) <= ended do
       used = used - unpack7(data, first + 7)
       first = first + ENTRY
     end
@@ -78,7 +79,7 @@ algorithms['s'] = {
         end
         return st.time + cycles * st.period
       end
-      cycles = cycles - 1 -- the last step back came to a unit that has room now
+      cycles = cycles - 1 -- that was one step too many: the unit one step later has room now
     end
     return now + cycles * st.period
   end,
@@ -89,10 +90,10 @@ algorithms['s'] = {
     local time, units, log = st.time, st.units, st.log
     st.used = st.used + cost
     if units > 0 then
-      local merges = time >= now
+      local merges = time >= now -- a time occurs once
       if log and not merges and same_tick(st, time, now) then
-        local exact = st.limit > ENTRIES and ENTRIES / 2 or ENTRIES
-        merges = log.last - log.first + 1 + #log.tail >= exact * ENTRY
+        local most = st.limit > ENTRIES and ENTRIES / 2 or ENTRIES
+        merges = log.last - log.first + 1 + #log.tail >= most * ENTRY
       end
       if merges then
         st.time, st.units = max(time, now), units + cost
@@ -108,48 +109,43 @@ algorithms['s'] = {
 
   resets_at = function(st, now) return st.units > 0 and st.time + st.period or now end,
 
-  payload = function(st, now)
+  payload = function(st)
     local log, used, newest = st.log, pack7(st.used), pack7(st.time) .. pack7(st.units)
     if not log then return used .. newest end
     return used, sub(log.data, log.first, log.last), log.tail .. newest
   end,
 
   grants = function(st, at)
-    local parts, log = {}, st.log
-    if log then
-      flatten(log)
-      for i = log.first, log.last, ENTRY do
-        local time = unpack7(log.data, i)
-        if time >= at then parts[#parts + 1] = format('%d/%d,', time, unpack7(log.data, i + 7)) end
-      end
+    local parts, payload = {}, concat({algorithms['s'].payload(st)})
+    for i = 8, #payload, ENTRY do
+      local time, units = unpack7(payload, i), unpack7(payload, i + 7)
+      if time >= at and units > 0 then parts[#parts + 1] = format('%d/%d,', time, units) end
     end
-    if st.time >= at and st.units > 0 then parts[#parts + 1] = format('%d/%d,', st.time, st.units) end
     return concat(parts)
   end,
 
   give_back = function(st, now, at, cost)
     if st.units == 0 or at > st.time or at + st.period <= now then return end
-    local log, time, units, i = st.log, st.time, st.units, nil -- of the entry; i is nil for the newest one
+    -- The units are in the first entry of `at` or later: at `in_log` in log.data, or, if that is nil, the newest one.
+    local log, time, units, in_log = st.log, st.time, st.units, nil
     if log then
       flatten(log)
-      i = log.last + 1
+      local i = log.last + 1
       while i > log.first and unpack7(log.data, i - ENTRY) >= at do i = i - ENTRY end
-      if i <= log.last then time, units = unpack7(log.data, i), unpack7(log.data, i + 7) else i = nil end
+      if i <= log.last then in_log, time, units = i, unpack7(log.data, i), unpack7(log.data, i + 7) end
     end
-    if time ~= at and not (st.limit > ENTRIES and same_tick(st, at, time)) then return end
+    if time ~= at and not (st.limit > ENTRIES and same_tick(st, at, time)) then return end -- they count no more
     local back = min(units, cost)
     st.used = st.used - back
-    if i then
+    if in_log then
       local left = back < units and pack7(time) .. pack7(units - back) or ''
-      log.data = sub(log.data, log.first, i - 1) .. left .. sub(log.data, i + ENTRY, log.last)
+      log.data = sub(log.data, log.first, in_log - 1) .. left .. sub(log.data, in_log + ENTRY, log.last)
       log.first, log.last = 1, #log.data
-    elseif back < units then
+    elseif back < units or not log then
       st.units = units - back
-    elseif log then -- the last of the others becomes the newest one
+    else -- nothing is left of the newest entry: the last one of the log becomes the newest
       log.last = log.last - ENTRY
       st.time, st.units = unpack7(log.data, log.last + 1), unpack7(log.data, log.last + 8)
-    else
-      st.time, st.units = 0, 0
     end
     if log and log.last < log.first then st.log = nil end
   end,

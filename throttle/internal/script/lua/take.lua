@@ -22,12 +22,12 @@
 -- ticket "TEXT weight suffixes;settings", a tab and when it was granted unless that is `at`, and an end of line.
 
 local call = read_policy()
-local SEQ_MS = '60000' -- for which the number of a call is known
 local LOST = 5000000   -- us after which a take counts as lost
 local PUT_BACK = '4'   -- lost takes one call puts back, at most
 
 local P, now, first = call.P, call.now, 7
-local process, seq, id_base = ARGV[2], ARGV[3] + 0, ARGV[first + 1]
+local process, seq = ARGV[2], ARGV[3] + 0
+local most, id_base, nqueues, strict = unpack(ARGV, first, first + 3)
 local own_key = P .. 'k:' .. process
 call.waiting = redis.call('GET', P .. 'q')
 
@@ -58,13 +58,13 @@ if #beginning > 0 then
   if unacknowledged then redis.call('ZREM', P .. 'k', process) end -- this call acknowledges it
 end
 
-if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then return remember(0, {}, SEQ_MS) end
+if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then return remember(0, {}, RECORD_MS) end
 call.id_base = id_base
 local files = made_once(made_once(extras, call).line_files, call)
 local L = files.new_line(call)
 local T = files.new_take(L)
-local lost = format('%d', now - LOST)
-for _, other in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LIMIT', '0', PUT_BACK)) do
+local lost_at = format('%d', now - LOST)
+for _, other in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost_at, 'LIMIT', '0', PUT_BACK)) do
   local record = redis.call('GET', P .. 'k:' .. other)
   if record then T.restore(record) end
   redis.call('ZREM', P .. 'k', other)
@@ -72,18 +72,18 @@ for _, other in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost, 'LIMI
 end
 
 local queues, taken = {}, {now, 0, id_base, n = 0, kept = {''}}
-for i = 1, ARGV[first + 2] + 0 do
+for i = 1, nqueues + 0 do
   local priority, name = match(ARGV[first + 3 + i], '^(%d+) (.*)$')
   queues[i] = {name = name, priority = priority + 0}
 end
-local next_time = T.take(queues, ARGV[first + 3] == '1', ARGV[first] + 0, appointment, taken)
+local next_time = T.take(queues, strict == '1', most + 0, appointment, taken)
 scopes.write_all(call)
 L.finish()
 taken[2] = next_time
 -- A claim whose process is gone is not put back: nobody would take it.
-local lasts = taken.n > 0 and not L.queue_of(queues[1].name).claims
-remember(next_time, taken.kept, lasts and L.ttl .. '000' or SEQ_MS)
-if lasts then
+local may_be_lost = taken.n > 0 and not L.queue_of(queues[1].name).claims
+remember(next_time, taken.kept, may_be_lost and L.ttl .. '000' or RECORD_MS)
+if may_be_lost then
   redis.call('ZADD', P .. 'k', format('%d', now), process)
   files.expire(P .. 'k', L.ttl)
 end

@@ -61,8 +61,8 @@ local function new_upstream()
   end
 
   -- adapt notes the refusal of a call granted at `at`, after the last refusal. It returns how long the pause is: `wait`
-  -- or, if the upstream did not say how long, what is guessed: at most `guess`, which is 0 otherwise. It also returns
-  -- whether the rate was cut or grants begin to be spread.
+  -- or, if `guess` is above 0, what is guessed: at most that. It also returns whether the rate was cut or grants begin
+  -- to be spread.
   local function adapt(scope, now, at, wait, guess)
     local period, _, ten_calls = shortest(scope)
     local known, span = state_of(scope, ADAPTED, now), min(period, MINUTE)
@@ -149,7 +149,7 @@ local function new_upstream()
   -- news: the rate was cut, grants begin to be spread, or a pause began. If the scope adapts, a guessed pause is none.
   local function pause(scope, now, r)
     local refused, paused, adapted = r.refused, state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
-    local wait, guess, changes = refused.wait, refused.guess or 0, false
+    local wait, guess, changes = refused.wait, refused.guess or 0, false -- guess: 0 if the upstream said how long
     local at = r.at
     if at == 0 then -- not known: taken to be that of the last refusal while the pause after it lasts, else now
       at = adapted and now < adapted.last + adapted.wait and adapted.last or now

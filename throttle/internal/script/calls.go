@@ -14,27 +14,20 @@ import (
 )
 
 const (
-	maxGroup = 64 // requests of one call to Redis
-
-	// maxGroupWindows bounds the windows that the requests of one call read: a call blocks Redis.
-	maxGroupWindows = 512
-
-	// callTimeout ends go-redis's repeats of a call. One that hangs ends by the client's ReadTimeout; callers may leave.
-	callTimeout = 5 * time.Second
+	maxGroup        = 64              // requests of one call to Redis
+	maxGroupWindows = 512             // windows that the requests of one call read: a call blocks Redis
+	callTimeout     = 5 * time.Second // for go-redis's repeats of a call. One that hangs ends by the client's ReadTimeout
 )
 
 // A Runner makes scripts, and sends calls. Its fields are set before the first call. It is safe for concurrent use.
 type Runner struct {
 	Client redis.UniversalClient
-
-	// Prefix begins all keys. It has no brace.
-	Prefix string
+	Prefix string // of all keys; it has no brace
 
 	// Now, if not nil, returns the time for the scripts in microseconds, or 0 for the clock of Redis.
 	Now func() int64
 
-	// Edit, if not nil, changes the text of every script: for tests.
-	Edit func(text string) string
+	Edit func(text string) string // for tests: if not nil, it changes the text of every script
 
 	// Called, if not nil, is called after each call of the script "decide" or "take". n counts requests, or tickets.
 	Called func(ctx context.Context, line, script string, n int, took time.Duration, err error)
@@ -65,13 +58,13 @@ func (r *Runner) call(
 		now = r.Now()
 	}
 	keys := []string{Prefix(r.Prefix, p.Line) + "q"}
-	cluster, ok := r.Client.(interface{ ReloadState(ctx context.Context) })
-	if ok {
+	cluster, isCluster := r.Client.(interface{ ReloadState(ctx context.Context) })
+	if isCluster {
 		keys = append(keys, Prefix(r.Prefix, p.Line)+"none")
 	}
 	args = slices.Concat([]any{now, process, seq, p.text, p.Paused(), p.listsText(now)}, args)
 	reply, err := p.scripts[name].Run(ctx, r.Client, keys, args...).Slice()
-	if ok && err != nil && !errors.As(err, new(redis.Error)) {
+	if noAnswer := err != nil && !errors.As(err, new(redis.Error)); noAnswer && isCluster {
 		cluster.ReloadState(ctx)
 	}
 	if err == nil {
@@ -83,9 +76,8 @@ func (r *Runner) call(
 	return err
 }
 
-// A Group sends the requests of one line, one call to Redis at a time. A request is sent at
-// once if no call is under way. Requests that come during a call travel together in the next one.
-// (Databases call this group commit.) It is safe for concurrent use.
+// A Group sends the requests of one line, one call to Redis at a time. A request is sent at once if no call is under
+// way. Those that come during a call share the next one (group commit). It is safe for concurrent use.
 type Group struct {
 	decide func(ctx context.Context, p *Policy, seq int64, requests []Request, args []any) ([]Answer, error)
 	seq    atomic.Int64 // of the last call
@@ -107,12 +99,12 @@ type bundle struct {
 	args     []any    // of the requests
 	answers  []Answer // nil before the call has ended
 	done     chan struct{}
-	gone     bool  // the caller gave up
-	call     *call // that carries it; nil while the bundle waits
+	gone     bool       // the caller gave up
+	call     *groupCall // that carries it; nil while the bundle waits
 }
 
-// A call is one to Redis that is under way, with the bundles that it carries.
-type call struct {
+// A groupCall is a call to Redis that is under way, with the bundles that it carries.
+type groupCall struct {
 	cancel  context.CancelFunc
 	bundles []*bundle
 }
@@ -130,9 +122,6 @@ func (r *Runner) NewGroup() *Group {
 	return g
 }
 
-// room returns how many requests one call may carry.
-func (p *Policy) room() int { return max(1, min(maxGroup, maxGroupWindows/max(1, len(p.Windows)))) }
-
 // Do returns an answer to each of the requests, in order. If the context ends first it returns the
 // context's error at once, and a later call cancels the grants. The answers have all other errors.
 func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers []Answer, err error) {
@@ -140,7 +129,7 @@ func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers
 		return nil, err
 	}
 	var bundles []*bundle
-	for part := range slices.Chunk(requests, p.room()) {
+	for part := range slices.Chunk(requests, p.callSize()) {
 		bundles = append(bundles, newBundle(ctx, p, part...)) // not in send, where all others would wait for it
 	}
 	g.mu.Lock()
@@ -161,38 +150,15 @@ func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers
 	return answers, nil
 }
 
+// callSize returns how many requests one call may carry: 64, or with more than 8 windows fewer, such as 16 with 32.
+func (p *Policy) callSize() int { return max(1, min(maxGroup, maxGroupWindows/max(1, len(p.Windows)))) }
+
 func newBundle(ctx context.Context, p *Policy, requests ...Request) *bundle {
-	b := &bundle{ctx: ctx, policy: p, requests: requests, done: make(chan struct{})}
-	b.args = make([]any, 0, len(requests)*p.size())
+	args := make([]any, 0, len(requests)*p.argsEach())
 	for i := range requests {
-		b.args = requests[i].append(b.args, p.Leases)
+		args = requests[i].append(args, p.Leases)
 	}
-	return b
-}
-
-// Gathered returns how many bundles wait until the call that is under way has ended.
-func (g *Group) Gathered() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return len(g.waiting)
-}
-
-// giveUp forgets a caller's bundles, and cancels their grants. If all are answered it only returns false.
-func (g *Group) giveUp(bundles []*bundle) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if bundles[len(bundles)-1].answers != nil { // the last one is answered last
-		return false
-	}
-	for _, b := range bundles {
-		b.gone = true
-		g.cancelKnown(b)
-		if b.call != nil && !slices.ContainsFunc(b.call.bundles, func(other *bundle) bool { return !other.gone }) {
-			b.call.cancel()
-		}
-	}
-	g.waiting = slices.DeleteFunc(g.waiting, func(b *bundle) bool { return b.gone })
-	return true
+	return &bundle{ctx: ctx, policy: p, requests: requests, args: args, done: make(chan struct{})}
 }
 
 // next starts the next call, if any bundle waits, with as many of them as fit. The call has a time limit, and
@@ -204,13 +170,14 @@ func (g *Group) next() {
 	p := g.waiting[0].policy
 	// A call by another version of the policy replaces the record of the lost call: then no grant of it would be found.
 	g.lost = slices.DeleteFunc(g.lost, func(b *bundle) bool { return b.policy != p })
-	c, room, all := &call{}, p.room(), append(g.lost, g.waiting...)
+	c, free, all := &groupCall{}, p.callSize(), append(g.lost, g.waiting...)
 	g.lost, g.waiting = nil, nil
 	for _, b := range all {
-		if b.policy == p {
-			room -= len(b.requests) // after the first one without room, all bundles of this version of the policy wait
+		samePolicy := b.policy == p // the same version of it
+		if samePolicy {
+			free -= len(b.requests) // below 0 after the first bundle that does not fit: later ones do not pass it
 		}
-		if b.policy == p && room >= 0 {
+		if samePolicy && free >= 0 {
 			c.bundles, b.call = append(c.bundles, b), c
 		} else {
 			g.waiting = append(g.waiting, b)
@@ -222,7 +189,7 @@ func (g *Group) next() {
 }
 
 // send makes one call, and starts the next one.
-func (g *Group) send(ctx context.Context, c *call) {
+func (g *Group) send(ctx context.Context, c *groupCall) {
 	defer c.cancel()
 	first := c.bundles[0]
 	requests, args := slices.Clip(first.requests), slices.Clip(first.args)
@@ -243,18 +210,58 @@ func (g *Group) send(ctx context.Context, c *call) {
 	}
 }
 
+// run makes one call to Redis. If the script fails because of any one request, each gets a call of its own.
+func (g *Group) run(ctx context.Context, p *Policy, requests []Request, args []any) []Answer {
+	seq := g.seq.Add(1)
+	answers, err := g.decide(ctx, p, seq, requests, args)
+	if err == nil {
+		return answers
+	}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("no answer within %v: %v", callTimeout, err) // not wrapped: the caller's own context has not ended
+	}
+	answers = make([]Answer, len(requests))
+	for i := range answers {
+		if len(requests) > 1 && ScriptFailed(err) {
+			answers[i] = g.run(ctx, p, requests[i:i+1], args[i*p.argsEach():(i+1)*p.argsEach()])[0]
+		} else {
+			answers[i] = Answer{Err: err, seq: seq, index: int64(i + 1)}
+		}
+	}
+	return answers
+}
+
 // deliver keeps the answers to a bundle. If the caller gave up, a later call cancels its grants. The next call cancels
 // grants whose answer was lost, in all as many as half a call carries: the others stay charged. The lock is held.
 func (g *Group) deliver(b *bundle, answers []Answer) {
 	b.answers = answers
 	for i, answer := range answers {
-		if cancel, ok := b.requests[i].cancelLost(answer); ok && len(g.lost) < b.policy.room()/2 { // leaves room
+		if cancel, ok := b.requests[i].cancelLost(answer); ok && len(g.lost) < b.policy.callSize()/2 {
 			g.lost = append(g.lost, newBundle(b.ctx, b.policy, cancel))
 		}
 	}
 	if b.gone {
 		g.cancelKnown(b)
 	}
+}
+
+// giveUp forgets the bundles of a caller that leaves. Those that wait are not sent. A call ends if all its callers left.
+// Grants are cancelled, also those in answers that come later (deliver). If all are answered it only returns false.
+func (g *Group) giveUp(bundles []*bundle) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if bundles[len(bundles)-1].answers != nil { // the last one is answered last
+		return false
+	}
+	for _, b := range bundles {
+		b.gone = true
+		g.cancelKnown(b)
+		if b.call != nil && !slices.ContainsFunc(b.call.bundles, func(other *bundle) bool { return !other.gone }) {
+			b.call.cancel()
+		}
+	}
+	g.waiting = slices.DeleteFunc(g.waiting, func(b *bundle) bool { return b.gone })
+	return true
 }
 
 // cancelKnown lets a later call cancel the grants that were answered to a caller that gave up. The lock is held.
@@ -284,24 +291,9 @@ func (r Request) cancelLost(a Answer) (cancel Request, ok bool) {
 	return cancel, grants(r.Op)
 }
 
-// run makes one call to Redis. If the script fails because of any one request, each gets a call of its own.
-func (g *Group) run(ctx context.Context, p *Policy, requests []Request, args []any) []Answer {
-	seq := g.seq.Add(1)
-	answers, err := g.decide(ctx, p, seq, requests, args)
-	if err == nil {
-		return answers
-	}
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		// Not wrapped: the caller's own context has not ended.
-		err = fmt.Errorf("no answer within %v: %v", callTimeout, err)
-	}
-	answers = make([]Answer, len(requests))
-	for i := range answers {
-		if len(requests) > 1 && ScriptFailed(err) {
-			answers[i] = g.run(ctx, p, requests[i:i+1], args[i*p.size():(i+1)*p.size()])[0]
-		} else {
-			answers[i] = Answer{Err: err, seq: seq, index: int64(i + 1)}
-		}
-	}
-	return answers
+// Gathered returns how many bundles wait until the call that is under way has ended.
+func (g *Group) Gathered() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.waiting)
 }

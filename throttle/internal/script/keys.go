@@ -76,17 +76,17 @@ func TicketName(queue, id string) string {
 
 func parseTicket(name string) (queue, id string, ok bool) {
 	queue, id, ok = strings.Cut(name, "/")
-	packed, short := strings.CutPrefix(id, "!")
-	if !short {
+	packed, isUUID := strings.CutPrefix(id, "!")
+	if !isUUID {
 		return Unescape(queue), Unescape(id), ok
 	}
-	bytes, bad := base64.RawURLEncoding.DecodeString(packed)
-	u, err := uuid.FromBytes(bytes)
-	return Unescape(queue), u.String(), bad == nil && err == nil
+	bytes, errBase64 := base64.RawURLEncoding.DecodeString(packed)
+	u, errLength := uuid.FromBytes(bytes)
+	return Unescape(queue), u.String(), errBase64 == nil && errLength == nil
 }
 
-// FlowMark returns a prefix for the values in the names of a policy's flows, so that tickets that joined by other
-// scopes wait in other flows. It is empty if the scopes are that of the tenant alone, with or without the shared one.
+// FlowMark returns a prefix for the values in the names of a policy's flows, so that tickets that joined by other scopes
+// wait in other flows. It is empty for the commonest scopes: that of the tenant alone, with or without the shared one.
 func FlowMark(scopes []Scope) string {
 	attributes := ""
 	for _, scope := range scopes {

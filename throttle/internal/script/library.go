@@ -2,6 +2,7 @@ package script
 
 import (
 	"embed"
+	"os"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -10,14 +11,26 @@ import (
 //go:embed lua
 var files embed.FS
 
-// The files of a script, besides its algorithms and its body. A file uses earlier files, and later ones only
-// through `made_once`. Files of `more` and `line` are in the functions extras and line_files, which few calls call.
-const (
-	base = " scope windows request"
-	more = "upstream request_more verbs"
-	line = "line_appointments line_units line_fair line_heads line_order line " +
-		"line_eta line_join line_take"
-)
+// skeleton is a script in which each $NAME stands for the text of lua/NAME.lua, and $BODY and $ALGORITHMS for those of
+// its body and its algorithms. A file uses earlier files, and later ones only through `made_once`. What follows codec is
+// one function, whose closures capture the names of codec cheaply. Few calls call extras, and fewer line_files: Redis
+// makes the functions in them only for these.
+const skeleton = `$codec
+return (function()
+$ALGORITHMS $scope $windows $request
+function extras(call)
+local line_files
+$upstream $request_more $verbs
+function line_files(call)
+$line_appointments $line_units $line_fair $line_heads $line_order $line $line_eta $line_join $line_take
+return {expire = expire, new_join = new_join, new_line = new_line, new_take = new_take}
+end
+return {denied = denied, fields = fields, line_files = line_files, line_of = line_of, replace = replace,
+  upstream = upstream, verb = verb}
+end
+$BODY
+end)()
+`
 
 // script returns the script of all policies with the same algorithms. Other algorithms would cost time at every call.
 func (r *Runner) script(p *Policy, body string) *redis.Script {
@@ -33,24 +46,10 @@ func (r *Runner) script(p *Policy, body string) *redis.Script {
 	return made.(*redis.Script)
 }
 
-// Text puts a script together. What follows codec is one function, whose closures capture the names of codec cheaply.
+// Text puts a script together.
 func Text(algorithms []string, body string) string {
-	return texts("codec") + "return (function()\n" + texts(strings.Join(algorithms, " ")+base) +
-		"function extras(call)\nlocal line_files\n" + texts(more) +
-		"function line_files(call)\n" + texts(line) +
-		"return {expire = expire, new_join = new_join, new_line = new_line, new_take = new_take}\nend\n" +
-		"return {denied = denied, fields = fields, line_files = line_files, line_of = line_of, replace = replace, " +
-		"upstream = upstream, verb = verb}\nend\n" +
-		texts(body) + "end)()\n"
-}
-
-// texts returns the texts of files, by their names.
-func texts(names string) string {
-	var b strings.Builder
-	for name := range strings.FieldsSeq(names) {
-		b.WriteString(File(name) + "\n")
-	}
-	return b.String()
+	names := strings.NewReplacer("$ALGORITHMS", "$"+strings.Join(algorithms, " $"), "$BODY", "$"+body)
+	return os.Expand(names.Replace(skeleton), File)
 }
 
 // File returns the text of a Lua file, by its name without ".lua".

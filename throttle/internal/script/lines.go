@@ -98,7 +98,7 @@ func ScanAll(ctx context.Context, client redis.UniversalClient, pattern string, 
 	return scan(ctx, client)
 }
 
-// LookAgain lets the next takes look at all nodes of a line again, as after a change of limits.
+// LookAgain lets the next takes look at all nodes of a line again, as if the last look was long ago, at other limits.
 func (r *Runner) LookAgain(ctx context.Context, line string) error {
-	return r.Client.SetXX(ctx, Prefix(r.Prefix, line)+"l", "0 -", redis.KeepTTL).Err() // unless nobody waits
+	return r.Client.SetXX(ctx, Prefix(r.Prefix, line)+"l", "0 -", redis.KeepTTL).Err() // if the key exists: somebody waits
 }

@@ -34,8 +34,7 @@ const (
 	Expect    = "expect"    // answers when the ticket may start; without one, the flow's last ticket; without a flow, when a request may that costs nothing
 )
 
-// A Request is one request of a call. Times and durations are microseconds. Fields that calls carry as JSON have
-// tags.
+// A Request is one request of a call. Times and durations are microseconds. Fields with names in tags are sent as JSON.
 type Request struct {
 	Op        string   `json:"-"`
 	ID        string   `json:"id,omitempty"`       // of the reservation, 16 hex digits
@@ -54,7 +53,7 @@ type Request struct {
 	Refused *Refused `json:"refused,omitempty"` // of Pause
 	Left    *Left    `json:"left,omitempty"`    // of Remaining
 
-	// Of Cancel, for a grant whose answer was lost: Lost is its request's number, from 1, in the call LostSeq.
+	// Of Cancel, for a grant whose answer was lost: the request for it had the number Lost, from 1, in the call LostSeq.
 	Lost    int64 `json:"lost,omitempty"`
 	LostSeq int64 `json:"lost_seq,omitempty"`
 }
@@ -118,8 +117,8 @@ func (l *LinePart) text() string {
 	return text
 }
 
-// size is the number of arguments of a request.
-func (p *Policy) size() int { return 5 + len(p.Scopes) }
+// argsEach returns the number of arguments of one request.
+func (p *Policy) argsEach() int { return 5 + len(p.Scopes) }
 
 // append adds the arguments of a request. The scripts need the ID of a grant only if it holds leases.
 func (r Request) append(args []any, leases bool) []any {
@@ -159,8 +158,7 @@ var statuses = []string{Denied, Granted, Joined, TooLong, BacklogFull, Waits, To
 // Values of Answer.Binds that are no window: Slots, a handler slot, and Paused, the pause in Answer.Pause.
 const Slots, Paused = -1, -2
 
-// An Answer answers a request. Times are microseconds by the clock of Redis. Fields that calls carry as JSON have
-// tags.
+// An Answer answers a request. Times are microseconds by the clock of Redis. Fields with names in tags come as JSON.
 type Answer struct {
 	Status   string        `json:"-"`
 	At       int64         `json:"-"`         // when this was decided, or was granted by an earlier copy of the call
@@ -181,9 +179,12 @@ type Answer struct {
 	seq, index int64 // if no answer came: the call's number, and the request's in it, from 1
 }
 
+// Values of PauseAnswer.Whose: the upstream's pause, or operators' by Policy.Paused or Settings.Paused.
+const OfUpstream, OfPolicy, OfTenant = 0, 1, 2
+
 // A PauseAnswer is the longest pause in force for a request.
 type PauseAnswer struct {
-	Whose    int64  `json:"whose"`    // operators': 1 for Policy.Paused, 2 for Settings.Paused; 0 for the upstream's
+	Whose    int64  `json:"whose"`
 	Until    int64  `json:"ends"`     // nothing is granted until then
 	At       int64  `json:"reported"` // when it was reported; like the fields below, only of the upstream's
 	Reporter string `json:"reporter"`
@@ -216,7 +217,7 @@ func ScriptFailed(err error) bool {
 
 // hasWindows reports whether an answer has the state of every window.
 func hasWindows(op string) bool {
-	return op == Reserve || op == Exempt || op == Observe || op == Peek || op == Expect || op == Cancel
+	return grants(op) || op == Peek || op == Expect || op == Cancel
 }
 
 // A reader reads a flat reply value by value, up to the first malformed one.
@@ -236,13 +237,13 @@ func (r *reader) integer() int64 {
 }
 
 func next[T any](r *reader) (value T) {
-	ok := !r.bad && r.index < len(r.reply)
-	if ok {
-		value, ok = r.reply[r.index].(T)
+	ok := false
+	if !r.bad && r.index < len(r.reply) {
+		if value, ok = r.reply[r.index].(T); ok {
+			r.index++
+		}
 	}
-	if r.bad = !ok; ok {
-		r.index++
-	}
+	r.bad = !ok
 	return value
 }
 
@@ -268,9 +269,10 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	a.At = r.integer()
 	a.Time, a.Latest = a.At, a.At
 	if fields := r.text(); fields != "" {
-		r.bad = json.Unmarshal([]byte(fields), a) != nil || a.Latest < 0 || uint64(a.Pause.Whose) > 2 || r.bad
-		p := &a.Pause
-		p.Reporter, p.Cause, p.Tenant = Unescape(p.Reporter), Unescape(p.Cause), Unescape(p.Tenant)
+		r.bad = json.Unmarshal([]byte(fields), a) != nil || a.Latest < 0 || r.bad
+		pause := &a.Pause
+		r.bad = r.bad || pause.Whose < OfUpstream || pause.Whose > OfTenant
+		pause.Reporter, pause.Cause, pause.Tenant = Unescape(pause.Reporter), Unescape(pause.Cause), Unescape(pause.Tenant)
 	}
 	if !hasWindows(op) {
 		return
@@ -281,11 +283,12 @@ func (p *Policy) readAnswer(r *reader, op string, a *Answer) {
 	}
 }
 
-// Sections returns the sections of a scope's value, by label: see lua/scope.lua.
+// Sections returns the payloads in a scope's value, by label. The value begins with 8 bytes, and each section with 11:
+// three of them have the length of the payload, and the last one that of the label. See lua/scope.lua.
 func Sections(value string) map[string]string {
 	found := map[string]string{}
 	for i := 8; i+11 <= len(value); {
-		payload := i + 11 + int(value[i+10])
+		payload := i + 11 + int(value[i+10]) // where it begins, after the label
 		end := payload + int(value[i+7])<<16 + int(value[i+8])<<8 + int(value[i+9])
 		if end > len(value) {
 			break

@@ -69,11 +69,17 @@ type Taker struct {
 
 	// turn has one value while a call is under way. The sender of that value, and then the goroutine of the call,
 	// may use the fields below.
-	turn     chan struct{}
-	seq      int64 // of the last call
-	answered bool  // its caller got the answer
-	owing    bool  // its tickets are not acknowledged
+	turn chan struct{}
+	seq  int64 // of the last call
+	last int   // what became of the last take: one of the states below
 }
+
+// States of the last take. A take begins as unanswered. Its reply makes it one of the others.
+const (
+	settled        = iota // there is nothing to acknowledge: it took no ticket, or no take was sent yet
+	unacknowledged        // its caller has its tickets: the next call, of any kind, acknowledges them
+	unanswered            // it is under way, or its reply was lost: the next take repeats it, with its number
+)
 
 // NewTaker returns a taker of one line.
 func (r *Runner) NewTaker() *Taker {
@@ -85,7 +91,7 @@ func (r *Runner) NewTaker() *Taker {
 		})
 		return taken, err
 	}
-	return &Taker{Claims: "!" + process, take: take, turn: make(chan struct{}, 1), answered: true}
+	return &Taker{Claims: "!" + process, take: take, turn: make(chan struct{}, 1)}
 }
 
 // Take sends one take. If the context ends it returns at once, and the next take gets the tickets of this one. Without
@@ -99,38 +105,38 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 	case <-ctx.Done():
 		return Taken{}, ctx.Err()
 	}
-	acknowledges := len(q.Queues) == 0 && q.Claims == ""
-	if acknowledges && !(t.owing && t.answered) {
+	switch acknowledges := len(q.Queues) == 0 && q.Claims == ""; {
+	case acknowledges && t.last != unacknowledged:
 		<-t.turn
 		return Taken{}, nil
+	case acknowledges:
+		t.seq++ // t.last changes by the reply: if that is lost, the next call acknowledges
+	case t.last != unanswered:
+		t.seq, t.last = t.seq+1, unanswered
 	}
-	if t.answered {
-		t.seq, t.answered = t.seq+1, acknowledges // an acknowledgement is not repeated: the next take includes it
-	}
-	type reply struct {
-		taken Taken
-		err   error
-	}
-	replied := make(chan reply)
+	var taken Taken
+	var err error
+	replied := make(chan struct{})
 	call, cancel := context.WithTimeout(ctx, callTimeout)
 	go func() {
 		defer func() { <-t.turn }()
 		defer cancel()
-		taken, err := t.take(call, p, t.seq, q)
-		if err != nil && ctx.Err() == nil && call.Err() != nil {
+		if taken, err = t.take(call, p, t.seq, q); err != nil && ctx.Err() == nil && call.Err() != nil {
 			err = fmt.Errorf("no answer within %v: %v", callTimeout, err)
 		}
 		select {
-		case replied <- reply{taken, err}:
+		case replied <- struct{}{}:
 			if err == nil {
-				t.answered, t.owing = true, len(taken.Tickets) > 0
+				if t.last = settled; len(taken.Tickets) > 0 {
+					t.last = unacknowledged
+				}
 			}
-		case <-ctx.Done():
+		case <-ctx.Done(): // the caller is gone, and has not got the tickets
 		}
 	}()
 	select {
-	case r := <-replied:
-		return r.taken, r.err
+	case <-replied:
+		return taken, err
 	case <-ctx.Done():
 		return Taken{}, ctx.Err()
 	}
@@ -141,7 +147,7 @@ func (p *Policy) readTaken(reply []any) (Taken, error) {
 	t := Taken{At: r.integer(), NextAt: r.integer()}
 	base := r.text()
 	for !r.bad && r.index < len(reply) {
-		ticket, ok := readTicket(r.text(), fmt.Sprintf("%s%02x", base, len(t.Tickets)+1))
+		ticket, ok := readTakenTicket(r.text(), fmt.Sprintf("%s%02x", base, len(t.Tickets)+1))
 		ticket.At = r.integer()
 		for range p.Windows {
 			ticket.Used = append(ticket.Used, r.integer())
@@ -161,8 +167,8 @@ const (
 	lineFront = 1e15
 )
 
-// readTicket reads "TICKET RECORD TENANT STATUS:SCOPES". The ID is the reservation's, if it was charged.
-func readTicket(text, id string) (t TakenTicket, ok bool) {
+// readTakenTicket reads "TICKET RECORD TENANT STATUS:SCOPES". The ID is the reservation's, if it was charged.
+func readTakenTicket(text, id string) (t TakenTicket, ok bool) {
 	f := strings.Split(text, " ")
 	if len(f) != 6 {
 		return t, false

@@ -35,7 +35,7 @@ func (f *fakeLine) calls() []string {
 }
 
 func newFakeTaker(f *fakeLine) *Taker {
-	return &Taker{take: f.take, turn: make(chan struct{}, 1), answered: true}
+	return &Taker{take: f.take, turn: make(chan struct{}, 1)}
 }
 
 func got(tickets int) func(context.Context) (Taken, error) {

@@ -23,9 +23,9 @@ type claims struct {
 	taker *script.Taker
 
 	mu      sync.Mutex
-	next    time.Time   // when to take; zero: no claim is in line
-	timer   *time.Timer // nil during a take, which sets it at its end
-	waiting map[string]waiter
+	waiting map[string]waiter // by the claim's ID
+	next    time.Time         // when to take, during a take when to take after it; zero while no claim is in line
+	timer   *time.Timer       // takes at that time; nil during a take, which sets a new one at its end
 }
 
 // A waiter is one call that waits in place.
@@ -115,15 +115,15 @@ func (c *claims) take() {
 		}
 		c.end(t.ID)
 	}
-	lost := err != nil || taken.Next < 0 || time.Since(due) > takenTooLate
-	if lost { // perhaps: all join again, and a claim that is in line keeps its position
+	mayBeLost := err != nil || taken.Next < 0 || time.Since(due) > takenTooLate
+	if mayBeLost { // all join again. Those that are still in line keep their positions
 		for id := range c.waiting {
 			c.end(id)
 		}
 	}
 	c.timer = time.AfterFunc(time.Until(c.next), c.take)
 	c.mu.Unlock()
-	if !lost {
+	if !mayBeLost {
 		c.takeIn(max(taken.Next, time.Millisecond))
 	}
 }

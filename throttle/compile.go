@@ -26,8 +26,8 @@ type compiledPolicy struct {
 	*policyState
 
 	removed   atomic.Bool  // it is in force no more
-	empty     atomic.Int32 // how often in a row no ticket was found in its line, after it was removed
-	refreshAt atomic.Int64 // when to refresh the tickets in line (ns); 0: the policy is new; or refreshUnderWay
+	empty     atomic.Int32 // after it was removed: how many counts in a row found no ticket in its line
+	refreshAt atomic.Int64 // when to refresh the tickets in line (ns since 1970), or refreshNew or refreshUnderWay
 }
 
 // A policyState belongs to a line. Each compiled policy of the line takes it over from its predecessor.
@@ -62,7 +62,7 @@ func compile(runner *script.Runner, p Policy, line string, paused func() int64) 
 		ofTenant := slices.Contains(attributes, TenantAttribute)
 		sp.Scopes = append(sp.Scopes, script.Scope{Attributes: strings.Join(attributes, ","), OfTenant: ofTenant})
 		all = append(all, i+1)
-		if ofTenant != p.UpstreamShared {
+		if shared := !ofTenant; shared == p.UpstreamShared {
 			cp.upstream = append(cp.upstream, i+1)
 		}
 	}

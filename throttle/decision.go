@@ -16,11 +16,8 @@ type Decision struct {
 	// refused calls: see Policy.KeepRate. Grants do not report it, but Peek does.
 	Adapted *Adapted
 
-	// AlreadyQueued says that the ticket was in line before this call, and keeps its place.
-	AlreadyQueued bool
-
-	// At is when the request was decided, by the clock of Redis.
-	At time.Time
+	AlreadyQueued bool      // the ticket was in line before this call, and keeps its place
+	At            time.Time // when the request was decided, by the clock of Redis
 
 	// Binds names the cause of the longest delay: a window, ByPause, ByUpstream, ByLine or BySlots; it is empty if
 	// nothing delays the request. If granted, it names what the ticket was expected to wait for when it joined.
@@ -45,14 +42,12 @@ type Decision struct {
 	// known, such as with BySlots.
 	Latest time.Duration
 
-	// Observed, if not nil, says why the request would have been denied without Policy.Observe.
-	Observed *Observed
+	Observed *Observed // why the request would have been denied without Policy.Observe; nil if it would not
 
 	// Pause, if not nil, is in force for the request. A window may delay it for longer: see Binds.
 	Pause *Pause
 
-	// Policy is the name of the policy.
-	Policy string
+	Policy string // its name
 
 	// Queued says that the ticket waits in line: the request was denied, or came by Line.Join.
 	Queued bool
@@ -69,8 +64,7 @@ type Decision struct {
 	// granted. For a denied request that is not in line it is at least 1 microsecond.
 	RetryIn time.Duration
 
-	// Tenant is the tenant of the request.
-	Tenant string
+	Tenant string // of the request
 
 	// Windows has each window's state after the decision, in the policy's order. Used is 0 if a take's reply was lost.
 	// Windows is empty if FailedOpen, from Line.Join, and for tickets uncharged or of another version of the policy.

@@ -62,8 +62,7 @@ type DeniedError struct {
 	// Request is the denied request. From Limiter.Wait, its Deadline is when the wait would have ended.
 	Request Request
 
-	// StartsAt is the expected start if that is after Request.Deadline, and else zero.
-	StartsAt time.Time
+	StartsAt time.Time // the expected start if that is after Request.Deadline, and else zero
 }
 
 // Error is the decision's reason and the cause, such as "throttled: api/window, tenant acme, 2m0s: would

@@ -57,15 +57,15 @@ func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Durat
 		cancelling := h.cancels.Load() > 0 // read before holds: a Cancel deletes the hold first, and then lowers cancels
 		_, stands := r.limiter.holds.Load(r.ID)
 		switch {
-		case err != nil || !held && (!stands || cancelling):
-			delay = lease / 20
-		case !held:
-			h.cancel(ErrLeaseLost)
-			return
-		default:
+		case err == nil && held:
 			lease = cmp.Or(r.Lease(), lease) // the policy's lease may be another by now
 			expiry.Reset(lease - lease/10 - time.Since(asked))
 			delay = lease / 3
+		case err == nil && stands && !cancelling: // refused
+			h.cancel(ErrLeaseLost)
+			return
+		default: // it failed, or a Cancel, which may fail, has ended the lease
+			delay = lease / 20
 		}
 	}
 }

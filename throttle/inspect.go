@@ -21,15 +21,13 @@ type Expectation struct {
 	Cost    string
 	Waiting int64
 
-	// Ticket is the name of a ticket in the line. The default is the last one of the flow.
-	Ticket string
+	Ticket string // the name of a ticket in the line; by default the last one of the flow
 
 	// Request is that of the Flow, as far as it is known there. Without a Flow or Request.Policy, the expectation is about
 	// what all tenants share.
 	Request Request
 
-	// Ask asks Redis. Without it, all windows count as empty.
-	Ask bool
+	Ask bool // Redis; otherwise all windows count as empty
 
 	Decision Decision // AlreadyQueued: it waits
 	Err      error    // a *RequestError: Decision is zero; if the flow is not known, Settings, Windows and Pauses are, too
@@ -42,7 +40,7 @@ type Expectation struct {
 
 // Expect fills in expectations. It changes no position and no count. Errors are Take's and the TenantFunc's.
 func (n *Line) Expect(ctx context.Context, expectations ...*Expectation) error {
-	cp, err := n.limiter.policyOfLine(n.name, true)
+	cp, err := n.limiter.policyOfLine(n.name, orRemoved)
 	if err != nil {
 		return err
 	}
@@ -80,30 +78,31 @@ func (n *Line) Expect(ctx context.Context, expectations ...*Expectation) error {
 
 // prepare completes an expectation by what is known without Redis.
 func (n *Line) prepare(ctx context.Context, cp *compiledPolicy, e *Expectation) (o *operation, err error) {
-	queue := e.Request.Ticket.Queue
+	ofFlow, known := e.Flow != "", true
+	if ofFlow {
+		e.Request, known = cp.requestOf(e.Flow, e.Cost, e.Waiting)
+	}
+	if !known {
+		return nil, e.Request.bad("flow", e.Flow, "joined by other scopes than the policy has now")
+	}
+	e.Request.Ticket.ID = ""
+	asked := e.Request
+	asked.Ticket = Ticket{} // a request with a queue needs a ticket
 	switch {
-	case e.Flow != "":
-		var ok bool
-		e.Request, ok = cp.requestOf(e.Flow, e.Cost, e.Waiting)
-		if !ok {
-			return nil, e.Request.bad("flow", e.Flow, "joined by other scopes than the policy has now")
-		}
+	case ofFlow:
 		maps.DeleteFunc(e.Request.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
-		queue, e.Request.Ticket = e.Request.Ticket.Queue, Ticket{}
-		asked := e.Request
 		if e.Ask && e.Ticket == "" {
 			asked.Cost = map[string]int64{Requests: 0} // an average may be above a limit that was cut
 		}
 		o, err = n.limiter.checkedFor(ctx, cp, asked)
-	case e.Request.Policy != "":
-		e.Request.Ticket = Ticket{}
-		if o, err = n.checked(ctx, cp, e.Request); err == nil {
-			e.Flow = cp.flow(script.Escape(queue), e.Request)
+	case asked.Policy != "":
+		if o, err = n.checked(ctx, cp, asked); err == nil {
+			e.Flow = cp.flow(script.Escape(e.Request.Ticket.Queue), asked)
 		}
 	default: // it is about what all tenants share
 		o, err = cp.newPartialOperation(Request{}, n.limiter.interventions.Load().applyTo(cp, "", Tenant{}))
 	}
-	if e.Request.Ticket.Queue = queue; o != nil {
+	if o != nil {
 		e.Settings, e.Windows, e.Settings.Weight = o.tenant.Tenant, o.windows, float64(o.weight())/1000
 		for _, p := range o.tenant.pauses {
 			if p != (Pause{}) {

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
 // A TenantOverride replaces settings of one tenant in a policy, until a time. Zero fields replace nothing.
@@ -39,7 +41,7 @@ func (i Interventions) InForce(at time.Time) Interventions {
 // A target names a policy, and a tenant of it, or "" for all.
 type target struct{ policy, tenant string }
 
-// An intervention has the override and the pause in force for one target. The zero value of either means none.
+// An intervention has the override and the pause in force for one target. Each is zero if there is none.
 type intervention struct {
 	override TenantOverride
 	pause    Pause
@@ -55,13 +57,11 @@ type interventions struct {
 // An effectiveTenant is a tenant as operators have changed it.
 type effectiveTenant struct {
 	Tenant
-	pauses [2]Pause // operators'; zero without one
+	pauses [3]Pause // operators': script.OfPolicy and script.OfTenant; zero without one
 }
 
-const pauseOfAll, pauseOfTenant = 0, 1 // indexes of effectiveTenant.pauses, in the order of script.PauseAnswer.Whose
-
 // paused reports whether operators pause the tenant. It decides only where Redis is not asked.
-func (t effectiveTenant) paused() bool { return t.pauses != [2]Pause{} }
+func (t effectiveTenant) paused() bool { return t.pauses != [3]Pause{} }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin later. Each ends
 // by itself. Tickets that wait follow within seconds, and within a minute after one has ended. An override that does not
@@ -79,16 +79,18 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	changed := maps.Clone(now.inForce)
+	changed := maps.Clone(now.inForce) // with the targets of earlier interventions, too
 	maps.Copy(changed, l.interventions.Swap(now).inForce)
 	for cp := range l.policies.Load().live {
+		tenants := map[string]bool{} // tickets in line carry settings of their tenants
 		for t := range changed {
-			// Tickets in line carry settings of their tenants. Others refresh the lines that they serve.
-			if t.policy == cp.Name && t.tenant != "" && cp.serves.Load() {
-				cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano())      // clients may join by older settings until then
-				go func() { _ = l.refresh(context.Background(), cp, changed) }() // if it fails, a take refreshes at refreshAt
-				break
+			if t.policy == cp.Name && t.tenant != "" {
+				tenants[t.tenant] = true
 			}
+		}
+		if len(tenants) > 0 && cp.serves.Load() { // other processes refresh the lines that they serve
+			cp.refreshAt.Store(time.Now().Add(followWithin).UnixNano())      // clients may join by older settings until then
+			go func() { _ = l.refresh(context.Background(), cp, tenants) }() // if it fails, a take refreshes at refreshAt
 		}
 	}
 }
@@ -110,8 +112,8 @@ func (now *interventions) applyTo(cp *compiledPolicy, name string, settings Tena
 			t.Tenant = changed
 		}
 	}
-	if t.pauses[pauseOfAll] = now.pause(target{policy: cp.Name}); name != "" {
-		t.pauses[pauseOfTenant] = now.pause(target{cp.Name, name})
+	if t.pauses[script.OfPolicy] = now.pause(target{policy: cp.Name}); name != "" {
+		t.pauses[script.OfTenant] = now.pause(target{cp.Name, name})
 	}
 	return t
 }

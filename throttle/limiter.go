@@ -53,8 +53,7 @@ type Config struct {
 	// 128 bytes. The default is the host's name, "/" and the process ID.
 	Name string
 
-	// Observer is told what the limiter does. The default is none, which costs nothing.
-	Observer Observer
+	Observer Observer // is told what the limiter does; by default none, which costs nothing
 
 	// Policies are the policies to begin with. The default is none. SetPolicies replaces them.
 	Policies []Policy
@@ -188,7 +187,7 @@ func (l *Limiter) Peek(ctx context.Context, r Request) (Decision, error) {
 // count by, it looks through all keys of a Redis, some thousand a call, unless that set is empty, or is the tenant alone
 // and a tenant is named. If Reset fails or ctx ends, some counts are empty: repeat it. Errors are Take's.
 func (l *Limiter) Reset(ctx context.Context, policy, tenant string) (int, error) {
-	cp, err := l.policyFor(policy, tenant, true)
+	cp, err := l.policyFor(policy, tenant, orRemoved)
 	if err != nil {
 		return 0, err
 	}

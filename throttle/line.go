@@ -51,7 +51,8 @@ type LineDecision struct {
 // in force. After an error, tickets of Queued decisions have joined, and others may have. Errors are Take's and the
 // TenantFunc's.
 func (n *Line) Join(ctx context.Context, requests []Request) ([]LineDecision, error) {
-	decisions, err := n.ask(ctx, requests, !n.limiter.policies.Load().inForce(script.PolicyOf(n.name)), (*operation).joinRequest)
+	isRemoved := !n.limiter.policies.Load().inForce(script.PolicyOf(n.name))
+	decisions, err := n.ask(ctx, requests, isRemoved, (*operation).joinRequest)
 	for _, d := range decisions {
 		if err == nil || d.Queued {
 			tell(n.limiter, d)
@@ -63,16 +64,17 @@ func (n *Line) Join(ctx context.Context, requests []Request) ([]LineDecision, er
 // Reserve is Limiter.Reserve for several requests, in few calls to Redis. It returns a decision for each, in order, with
 // what Limiter.Reserve returns, even if others fail. It never fails open. Errors are Take's and the TenantFunc's.
 func (n *Line) Reserve(ctx context.Context, requests []Request) ([]LineDecision, error) {
-	return n.ask(ctx, requests, false, func(o *operation) (script.Request, error) {
-		return o.reserveRequest(), nil
+	return n.ask(ctx, requests, onlyInForce, func(o *operation) (script.Request, bool, error) {
+		return o.reserveRequest(), true, nil
 	})
 }
 
-// ask prepares the requests, and sends each that gets an Op. Its own error may be a TenantFunc's.
+// ask prepares the requests, and sends those that prepare selects. Others are exempt. The error may be a TenantFunc's.
 func (n *Line) ask(
-	ctx context.Context, requests []Request, orRemoved bool, prepare func(*operation) (script.Request, error),
+	ctx context.Context, requests []Request, removedToo bool,
+	prepare func(*operation) (ask script.Request, selected bool, err error),
 ) ([]LineDecision, error) {
-	cp, err := n.limiter.policyOfLine(n.name, orRemoved)
+	cp, err := n.limiter.policyOfLine(n.name, removedToo)
 	if err != nil {
 		return nil, err
 	}
@@ -82,16 +84,16 @@ func (n *Line) ask(
 	asks := make([]script.Request, 0, len(requests))
 	var asker []int // for each of asks, the index of its request
 	for i, r := range requests {
-		d, ask := &decisions[i], script.Request{}
+		ask, selected := script.Request{}, false
 		o, err := n.checked(ctx, cp, r)
 		if err == nil {
-			ask, err = prepare(o)
+			ask, selected, err = prepare(o)
 		}
-		if neverDenied := ask.Op == ""; err != nil || neverDenied {
-			*d = LineDecision{Decision: Decision{Exempt: err == nil, Policy: cp.Name, Tenant: r.Tenant}, Err: err}
+		if selected {
+			operations, asks, asker = append(operations, o), append(asks, ask), append(asker, i)
 			continue
 		}
-		operations, asks, asker = append(operations, o), append(asks, ask), append(asker, i)
+		decisions[i] = LineDecision{Decision: Decision{Exempt: err == nil, Policy: cp.Name, Tenant: r.Tenant}, Err: err}
 	}
 	answers, err := cp.group.Do(ctx, cp.script, asks...)
 	err = classify(ctx, cp.Name, err)
@@ -125,7 +127,7 @@ func (n *Line) checked(ctx context.Context, cp *compiledPolicy, r Request) (*ope
 // tenant, or with "" all; either way it reads the whole line. It leaves out calls that wait in place and, for a tenant,
 // tickets that joined by other scopes than the policy has now. A ticket may come twice. Errors are Take's and do's.
 func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) error) error {
-	cp, err := n.limiter.policyOfLine(n.name, true)
+	cp, err := n.limiter.policyOfLine(n.name, orRemoved)
 	if err != nil {
 		return err
 	}
@@ -145,7 +147,7 @@ func (n *Line) Tickets(ctx context.Context, tenant string, do func([]Ticket) err
 
 // Len returns how many tickets and calls that wait in place are in line, by one short command. Errors are Take's.
 func (n *Line) Len(ctx context.Context) (int64, error) {
-	cp, err := n.limiter.policyOfLine(n.name, true)
+	cp, err := n.limiter.policyOfLine(n.name, orRemoved)
 	if err != nil {
 		return 0, err
 	}
@@ -155,7 +157,7 @@ func (n *Line) Len(ctx context.Context) (int64, error) {
 
 // Leave withdraws tickets from the line. It ignores tickets that do not wait. Errors are Take's.
 func (n *Line) Leave(ctx context.Context, tickets ...Ticket) error {
-	cp, err := n.limiter.policyOfLine(n.name, true)
+	cp, err := n.limiter.policyOfLine(n.name, orRemoved)
 	if err != nil {
 		return err
 	}

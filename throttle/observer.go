@@ -55,16 +55,12 @@ type Start struct {
 	Policy string
 	Tenant string
 
-	// Waited is how long the work waited since it joined the line, or since Limiter.Wait was called.
-	Waited time.Duration
+	Waited time.Duration // since the work joined the line, or since Limiter.Wait was called
 }
 
-// panicsEvery is the shortest time between two logged panics of one function, and one type of event.
-const panicsEvery = time.Minute
-
-// logPanic logs a panic of a function of the Config, with its stack.
+// logPanic logs a panic of a function of the Config, with its stack: at most once a minute for each name.
 func (l *Limiter) logPanic(function string, value any) {
-	if last, ok := l.panicked.Load(function); ok && time.Since(last.(time.Time)) < panicsEvery {
+	if last, ok := l.panicked.Load(function); ok && time.Since(last.(time.Time)) < time.Minute {
 		return
 	}
 	l.panicked.Store(function, time.Now())

@@ -27,14 +27,16 @@ type operation struct {
 	verb      string   // by which it reserves: script.Reserve, Exempt or Observe
 }
 
+// checked prepares a request for capacity, by a policy in force.
 func (l *Limiter) checked(ctx context.Context, r Request) (*operation, error) {
-	cp, err := l.policyFor(r.Policy, r.Tenant, false)
+	cp, err := l.policyFor(r.Policy, r.Tenant, onlyInForce)
 	if err != nil {
 		return nil, err
 	}
 	return l.checkedFor(ctx, cp, r)
 }
 
+// checkedFor prepares a request for capacity, and refuses what can never be granted. Errors are Limiter.Check's.
 func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request) (*operation, error) {
 	if r.Ticket.ID == "" && r.Ticket.Queue != "" {
 		return nil, r.bad("ticket", "", "must have an ID")
@@ -126,19 +128,27 @@ func (cp *compiledPolicy) operationOf(r Request, t effectiveTenant, partial bool
 	default:
 		o.verb = script.Observe
 	}
-	switch {
-	case len(r.Tenant) > MaxValueBytes:
-		return nil, r.bad(TenantAttribute, r.Tenant, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
-	case r.Class != "" && r.Class != ClassLive && r.Class != ClassBatch:
-		return nil, r.bad("class", string(r.Class), `must be "live" or "batch"`)
-	case r.Backlog < 0:
-		return nil, r.bad("backlog", r.Backlog, "must not be below 0")
-	case r.MaxHold < 0:
-		return nil, r.bad("max hold", r.MaxHold, "must not be below 0")
-	case len(r.Key) > MaxKeyBytes:
-		return nil, r.bad("key", r.Key, fmt.Sprintf("must be at most %d bytes", MaxKeyBytes))
+	if err := r.check(); err != nil {
+		return nil, err
 	}
 	return o, nil
+}
+
+// check returns what is invalid in a request, whatever the policy's scopes are.
+func (r Request) check() error {
+	switch {
+	case len(r.Tenant) > MaxValueBytes:
+		return r.bad(TenantAttribute, r.Tenant, fmt.Sprintf("must be at most %d bytes", MaxValueBytes))
+	case r.Class != "" && r.Class != ClassLive && r.Class != ClassBatch:
+		return r.bad("class", string(r.Class), `must be "live" or "batch"`)
+	case r.Backlog < 0:
+		return r.bad("backlog", r.Backlog, "must not be below 0")
+	case r.MaxHold < 0:
+		return r.bad("max hold", r.MaxHold, "must not be below 0")
+	case len(r.Key) > MaxKeyBytes:
+		return r.bad("key", r.Key, fmt.Sprintf("must be at most %d bytes", MaxKeyBytes))
+	}
+	return nil
 }
 
 // checkCosts reports costs that can never be granted. Errors are *RequestError.
@@ -168,23 +178,75 @@ func (o *operation) neverFits() int {
 }
 
 func (cp *compiledPolicy) checkUnits(field string, costs map[string]int64) error {
+	r := Request{Policy: cp.Name}
 	for unit, cost := range costs {
-		hint := ""
+		name, counted := field+" "+quote.Name(unit), slices.Contains(cp.units, unit) || unit == Requests
 		switch {
-		case !slices.Contains(cp.units, unit) && unit != Requests:
-			hint = cp.unitsHint()
+		case !counted:
+			return r.bad(name, cost, cp.unitsHint())
 		case cost < 0 || cost > MaxLimit:
-			hint = fmt.Sprintf("must be 0 to %d", int64(MaxLimit))
-		default:
-			continue
+			return r.bad(name, cost, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
 		}
-		return &RequestError{Policy: cp.Name, Field: field + " " + quote.Name(unit), Value: cost, Hint: hint}
 	}
 	return nil
 }
 
 func (cp *compiledPolicy) unitsHint() string {
 	return "no window counts this unit, but " + strings.Join(cp.units, ", ")
+}
+
+// reserveRequest returns the request that reserves.
+func (o *operation) reserveRequest() script.Request {
+	ask := o.lineRequest(o.verb)
+	o.refuseLate(ask.LinePart)
+	ask.ID = script.NewID()
+	return ask
+}
+
+// joinRequest returns what is sent to join. An operation that is never denied joins no line: joins is false.
+func (o *operation) joinRequest() (ask script.Request, joins bool, err error) {
+	if !o.request.hasTicket() {
+		return ask, false, o.request.bad("ticket", "", "must have an ID")
+	}
+	if o.unlimited && !o.tenant.paused() {
+		return ask, false, nil
+	}
+	ask = o.lineRequest(script.Join)
+	ask.LinePart.Backlog = int64(o.request.Backlog)
+	o.refuseLate(ask.LinePart)
+	return ask, true, nil
+}
+
+// refuseLate sets the bounds by which the script refuses a request that cannot start in time.
+func (o *operation) refuseLate(part *script.LinePart) {
+	switch most := o.request.MaxWait; {
+	case most > 0:
+		part.MaxWait = max(1, most.Microseconds())
+	case most < 0:
+		part.MaxWait = script.Refuse
+	}
+	if deadline := o.request.Deadline; !deadline.IsZero() {
+		if part.Deadline = time.Until(deadline).Microseconds(); part.Deadline <= 0 {
+			part.Deadline = script.Refuse
+		}
+	}
+}
+
+// lineRequest returns a request with the fields that are common to all verbs about capacity or the line.
+func (o *operation) lineRequest(op string) script.Request {
+	r := o.request
+	ask := script.Request{
+		Op: op, Settings: o.tenantSettings(), Keys: o.keys, Cost: o.costsText(r), Hold: r.MaxHold.Microseconds(),
+		LinePart: &script.LinePart{
+			Since: max(0, r.Since.UnixMicro()), Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant,
+			Weight: o.weight(), Key: r.Key, Front: r.Front,
+		},
+	}
+	ask.Settings.Paused = o.tenant.pauses[script.OfTenant].ends()
+	if r.hasTicket() {
+		ask.Ticket = r.Ticket.name()
+	}
+	return ask
 }
 
 // tenantSettings returns the tenant's own settings, also where they equal the policy's, as the policy may change.
@@ -221,8 +283,188 @@ func (cp *compiledPolicy) costsText(r Request) string {
 	return text
 }
 
-// requestOf returns the request of a ticket, as far as its flow and costs contain it. Sums of what several tickets
-// cost (internal/script/lua/line_units.lua) become an average.
+func (o *operation) weight() int64 { return max(1, int64(cmp.Or(o.tenant.Weight, 1)*1000)) }
+
+func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
+	answers, err := o.decide(ctx, ask)
+	if err != nil {
+		return script.Answer{}, err
+	}
+	return answers[0], nil
+}
+
+// decide sends requests, and returns an answer to each. If one fails, its error is returned.
+func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([]script.Answer, error) {
+	answers, err := cp.group.Do(ctx, cp.script, asks...)
+	for _, a := range answers {
+		err = cmp.Or(err, a.Err)
+	}
+	return answers, classify(ctx, cp.Name, err)
+}
+
+// decided returns the decision in an answer, or its refusal as an error.
+func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d Decision, err error) {
+	d, reserves := o.decision(a), ask.Op == o.verb // else it is a peek or a join
+	switch a.Status {
+	case script.BacklogFull:
+		cause := fmt.Errorf("%d wait already", o.request.Backlog)
+		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
+	case script.TooLong:
+		cause := fmt.Errorf("may wait for %v, longer than %v: %w",
+			roundUp(max(d.Latest, d.RetryIn)), max(0, o.request.MaxWait.Truncate(time.Microsecond)), context.DeadlineExceeded)
+		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
+	case script.TooLate:
+		err = tooLate(o.request, d)
+	default:
+		if denied := a.Status == script.Denied && d.RetryIn > 0; !d.Granted && !d.Queued && !denied {
+			return Decision{}, fmt.Errorf("%w: policy %q: status %q: must be granted, denied or in line", ErrReply, o.Name, a.Status)
+		}
+	}
+	if d.Granted && reserves {
+		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, grantor: o.compiledPolicy, limiter: l}
+	}
+	if replaced := ask.Replaces != "" && d.Granted; reserves && !replaced { // observers know of the grant that it replaces
+		tell(l, d)
+	}
+	return d, err
+}
+
+// decision returns the decision in an answer, without its Reservation.
+func (o *operation) decision(a script.Answer) Decision {
+	neverDenied := o.neverDenied(a)
+	d := Decision{
+		AlreadyQueued: a.Status == script.Waits,
+		At:            time.UnixMicro(a.At),
+		ClockBehind:   micros(a.Behind),
+		Exempt:        neverDenied && o.tenant.Exempt,
+		Granted:       a.Status == script.Granted || neverDenied,
+		Policy:        o.Name,
+		Queued:        a.Status == script.Joined || a.Status == script.Waits,
+		Tenant:        o.request.Tenant,
+	}
+	if !d.Granted {
+		d.RetryIn = micros(a.Time - a.At)
+		if a.Latest > 0 {
+			d.Latest = max(d.RetryIn, micros(a.Latest-a.At))
+		}
+		switch p := a.Pause; {
+		case p.Whose != script.OfUpstream: // if it began after the operation was prepared, only its end is known
+			bare := Pause{ByHand: true, Policy: o.Name, Until: time.UnixMicro(p.Until)}
+			d.Pause = new(cmp.Or(o.tenant.pauses[p.Whose], bare))
+		case p.Until > 0:
+			d.Pause = &Pause{
+				At: time.UnixMicro(p.At), Author: p.Reporter, Cause: p.Cause, Policy: o.Name, Tenant: p.Tenant,
+				Until: time.UnixMicro(p.Until),
+			}
+		}
+		d.Binds = o.binds(a, d.RetryIn)
+	}
+	if neverDenied && !o.tenant.Exempt {
+		d.Observed = o.observed(a)
+	}
+	d.Adapted = o.adapted(a.Adapted)
+	if l := a.Left; l.Unit != "" {
+		d.Remaining = &Remaining{Unit: l.Unit, Units: l.Units, Until: time.UnixMicro(l.Reset)}
+	}
+	if a.Used != nil {
+		d.Windows = o.states(a, d.Granted)
+	}
+	return d
+}
+
+// neverDenied reports whether a request is granted whatever its windows say, as its tenant is exempt or the policy
+// observes. Only operators' pauses stop such a request: by one it is denied, or joins and stays in line after the pause,
+// or is refused, as it may have to wait for too long.
+func (o *operation) neverDenied(a script.Answer) bool {
+	switch a.Status {
+	case script.Joined, script.Waits, script.TooLong, script.TooLate, script.BacklogFull:
+		return false
+	}
+	return o.unlimited && (a.Status == script.Granted || a.Pause.Whose == script.OfUpstream)
+}
+
+// binds returns Decision.Binds of a denial, or of a taken ticket.
+func (o *operation) binds(a script.Answer, wait time.Duration) string {
+	switch {
+	case wait <= 0:
+		return ""
+	case a.Binds == script.Paused && a.Pause.Whose == script.OfUpstream:
+		return ByUpstream
+	case a.Binds == script.Paused:
+		return ByPause
+	case a.Binds == script.Slots:
+		return BySlots
+	case a.Binds > 0 && a.Binds <= int64(len(o.windows)):
+		return o.windows[a.Binds-1].Name
+	}
+	return ByLine
+}
+
+// observed returns the denial that an enforcing policy would have given; nil if it would have granted.
+func (o *operation) observed(a script.Answer) *Observed {
+	if i := o.neverFits(); i >= 0 {
+		return &Observed{Binds: o.windows[i].Name, NeverFits: true}
+	}
+	if a.Time <= a.At {
+		return nil
+	}
+	// The window that fits last binds, unless the upstream's pause lasts longer.
+	would, longest := &Observed{Binds: ByUpstream, Wait: micros(a.Time - a.At)}, max(a.At, a.Pause.Until)
+	for i, fits := range a.Fits {
+		if fits > longest {
+			would.Binds, longest = o.windows[i].Name, fits
+		}
+	}
+	return would
+}
+
+// adapted returns the rate in an answer; nil if the published one applies, or its window is not one of the policy.
+func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
+	if a.Refusals == 0 || a.Window < 1 || a.Window > int64(len(o.windows)) {
+		return nil
+	}
+	w := o.windows[a.Window-1]
+	published := float64(w.Limit) / (w.Period + w.Margin).Seconds()
+	return &Adapted{
+		Published: published,
+		Rate:      published * float64(a.Rate) / 1e6,
+		Refusals:  a.Refusals,
+		Since:     time.UnixMicro(a.Since),
+		Until:     time.UnixMicro(a.Until),
+		Window:    w.Name,
+	}
+}
+
+// states returns the windows' states. An answer of a take knows neither when the cost fits nor when the windows reset.
+func (o *operation) states(a script.Answer, granted bool) []WindowState {
+	states := make([]WindowState, len(o.windows))
+	for i, w := range o.windows {
+		capacity, attributes := w.capacity(), o.scopes[o.script.Windows[i].Scope-1]
+		states[i] = WindowState{
+			Algorithm: w.Algorithm,
+			Burst:     capacity,
+			Denied:    !granted && a.Fits != nil && a.Fits[i] > a.At,
+			Limit:     w.Limit,
+			Name:      w.Name,
+			Period:    w.Period,
+			Remaining: max(0, capacity-a.Used[i]),
+			Scope:     ScopeValue{slices.Clone(attributes), o.request.values(attributes)},
+			Unit:      w.Unit,
+			Used:      a.Used[i],
+		}
+		if a.Resets != nil && a.Resets[i] > 0 {
+			states[i].ResetsAt = time.UnixMicro(a.Resets[i])
+		}
+		if states[i].Denied {
+			states[i].RetryIn = micros(a.Fits[i] - a.At)
+		}
+	}
+	return states
+}
+
+// requestOf returns the request of a ticket, as far as its flow and costs contain it. What several tickets cost together,
+// such as "tokens=30/5/20" (the sum, the least, the most: internal/script/lua/line_units.lua), becomes an average. It is
+// false if the ticket joined by other scopes, or its costs are malformed.
 func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (Request, bool) {
 	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}} // Requests would be 1 by default
 	queue, batch, mark, values := script.ParseFlow(flow)
@@ -261,231 +503,8 @@ func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (Request,
 	return r, mark == cp.flowMark
 }
 
-func (o *operation) weight() int64 { return max(1, int64(cmp.Or(o.tenant.Weight, 1)*1000)) }
-
 // micros converts microseconds. It never returns a negative duration, and does not overflow.
 func micros(us int64) time.Duration {
 	const most = math.MaxInt64 / int64(time.Microsecond)
 	return time.Duration(min(max(us, 0), most)) * time.Microsecond
-}
-
-// lineRequest returns a request with the fields that are common to all verbs about capacity or the line.
-func (o *operation) lineRequest(op string) script.Request {
-	r := o.request
-	ask := script.Request{
-		Op: op, Settings: o.tenantSettings(), Keys: o.keys, Cost: o.costsText(r), Hold: r.MaxHold.Microseconds(),
-		LinePart: &script.LinePart{
-			Since: max(0, r.Since.UnixMicro()), Flow: o.flow(script.Escape(r.Ticket.Queue), r), Tenant: r.Tenant,
-			Weight: o.weight(), Key: r.Key, Front: r.Front,
-		},
-	}
-	ask.Settings.Paused = o.tenant.pauses[pauseOfTenant].ends()
-	if r.hasTicket() {
-		ask.Ticket = r.Ticket.name()
-	}
-	return ask
-}
-
-// reserveRequest returns the request that reserves.
-func (o *operation) reserveRequest() script.Request {
-	ask := o.lineRequest(o.verb)
-	o.refuseLate(ask.LinePart)
-	ask.ID = script.NewID()
-	return ask
-}
-
-// joinRequest returns what is sent to join: zero if the operation is never denied.
-func (o *operation) joinRequest() (ask script.Request, err error) {
-	switch {
-	case !o.request.hasTicket():
-		return ask, o.request.bad("ticket", "", "must have an ID")
-	case o.unlimited && !o.tenant.paused():
-		return ask, nil
-	}
-	ask = o.lineRequest(script.Join)
-	ask.LinePart.Backlog = int64(o.request.Backlog)
-	o.refuseLate(ask.LinePart)
-	return ask, nil
-}
-
-func (o *operation) do(ctx context.Context, ask script.Request) (script.Answer, error) {
-	answers, err := o.decide(ctx, ask)
-	if err != nil {
-		return script.Answer{}, err
-	}
-	return answers[0], nil
-}
-
-// decide sends requests, and returns an answer to each. If one fails, its error is returned.
-func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([]script.Answer, error) {
-	answers, err := cp.group.Do(ctx, cp.script, asks...)
-	for _, a := range answers {
-		err = cmp.Or(err, a.Err)
-	}
-	return answers, classify(ctx, cp.Name, err)
-}
-
-func (o *operation) decision(a script.Answer) Decision {
-	// Only an operator's pause denies an unlimited request. What joined during the pause keeps its answer after it.
-	waits := a.Status == script.Joined || a.Status == script.Waits
-	refused := a.Status == script.TooLong || a.Status == script.BacklogFull || a.Status == script.TooLate
-	pausedByHand := a.Status != script.Granted && a.Pause.Whose > 0
-	neverDenied := o.unlimited && !waits && !refused && !pausedByHand
-	d := Decision{
-		AlreadyQueued: a.Status == script.Waits,
-		At:            time.UnixMicro(a.At),
-		ClockBehind:   micros(a.Behind),
-		Exempt:        neverDenied && o.tenant.Exempt,
-		Granted:       a.Status == script.Granted || neverDenied,
-		Policy:        o.Name,
-		Queued:        waits,
-		Tenant:        o.request.Tenant,
-	}
-	if !d.Granted {
-		d.RetryIn = micros(a.Time - a.At)
-		if a.Latest > 0 {
-			d.Latest = max(d.RetryIn, micros(a.Latest-a.At))
-		}
-		switch p := a.Pause; {
-		case p.Whose > 0: // the policy's pause may have begun since the operation was prepared: then only its end is known
-			bare := Pause{ByHand: true, Policy: o.Name, Until: time.UnixMicro(p.Until)}
-			d.Pause = new(cmp.Or(o.tenant.pauses[p.Whose-1], bare))
-		case p.Until > 0:
-			d.Pause = &Pause{
-				At: time.UnixMicro(p.At), Author: p.Reporter, Cause: p.Cause, Policy: o.Name, Tenant: p.Tenant,
-				Until: time.UnixMicro(p.Until),
-			}
-		}
-		d.Binds = o.binds(a, d.RetryIn)
-	}
-	if neverDenied && !o.tenant.Exempt {
-		d.Observed = o.observed(a)
-	}
-	if a.Adapted.Refusals > 0 {
-		d.Adapted = o.adapted(a.Adapted)
-	}
-	if l := a.Left; l.Unit != "" {
-		d.Remaining = &Remaining{Unit: l.Unit, Units: l.Units, Until: time.UnixMicro(l.Reset)}
-	}
-	if a.Used != nil {
-		d.Windows = o.states(a, d.Granted)
-	}
-	return d
-}
-
-// decided returns the decision in an answer, or its refusal as an error.
-func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d Decision, err error) {
-	d, reserves := o.decision(a), ask.Op == o.verb // else it is a peek or a join
-	switch {
-	case a.Status == script.BacklogFull:
-		cause := fmt.Errorf("%d wait already", o.request.Backlog)
-		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
-	case a.Status == script.TooLong:
-		cause := fmt.Errorf("may wait for %v, longer than %v: %w",
-			roundUp(max(d.Latest, d.RetryIn)), max(0, o.request.MaxWait.Truncate(time.Microsecond)), context.DeadlineExceeded)
-		err = &DeniedError{Cause: cause, Decision: d, Request: o.request}
-	case a.Status == script.TooLate:
-		err = tooLate(o.request, d)
-	case d.Granted && reserves:
-		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, grantor: o.compiledPolicy, limiter: l}
-	case !d.Granted && !d.Queued && (a.Status != script.Denied || d.RetryIn == 0):
-		return Decision{}, fmt.Errorf("%w: policy %q: status %q: must be granted, denied or in line", ErrReply, o.Name, a.Status)
-	}
-	if reserves && (ask.Replaces == "" || !d.Granted) { // observers are not told of a grant that replaces another
-		tell(l, d)
-	}
-	return d, err
-}
-
-// binds returns Decision.Binds of a denial, or of a taken ticket.
-func (o *operation) binds(a script.Answer, wait time.Duration) string {
-	switch {
-	case wait <= 0:
-		return ""
-	case a.Binds == script.Paused && a.Pause.Whose > 0:
-		return ByPause
-	case a.Binds == script.Paused:
-		return ByUpstream
-	case a.Binds == script.Slots:
-		return BySlots
-	case a.Binds > 0 && a.Binds <= int64(len(o.windows)):
-		return o.windows[a.Binds-1].Name
-	}
-	return ByLine
-}
-
-// observed returns the denial that an enforcing policy would have given; nil if it would have granted.
-func (o *operation) observed(a script.Answer) *Observed {
-	if i := o.neverFits(); i >= 0 {
-		return &Observed{Binds: o.windows[i].Name, NeverFits: true}
-	}
-	if a.Time <= a.At {
-		return nil
-	}
-	// The window that fits last binds, unless the upstream's pause lasts longer.
-	would, longest := &Observed{Binds: ByUpstream, Wait: micros(a.Time - a.At)}, max(a.At, a.Pause.Until)
-	for i, fits := range a.Fits {
-		if fits > longest {
-			would.Binds, longest = o.windows[i].Name, fits
-		}
-	}
-	return would
-}
-
-// adapted returns the rate in an answer; nil if its window is not one of the policy.
-func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
-	if a.Window < 1 || a.Window > int64(len(o.windows)) {
-		return nil
-	}
-	w := o.windows[a.Window-1]
-	published := float64(w.Limit) / (w.Period + w.Margin).Seconds()
-	return &Adapted{
-		Published: published,
-		Rate:      published * float64(a.Rate) / 1e6,
-		Refusals:  a.Refusals,
-		Since:     time.UnixMicro(a.Since),
-		Until:     time.UnixMicro(a.Until),
-		Window:    w.Name,
-	}
-}
-
-// refuseLate sets the bounds by which the script refuses a request that cannot start in time.
-func (o *operation) refuseLate(n *script.LinePart) {
-	switch most := o.request.MaxWait; {
-	case most > 0:
-		n.MaxWait = max(1, most.Microseconds())
-	case most < 0:
-		n.MaxWait = script.Refuse
-	}
-	if deadline := o.request.Deadline; !deadline.IsZero() {
-		if n.Deadline = time.Until(deadline).Microseconds(); n.Deadline <= 0 {
-			n.Deadline = script.Refuse
-		}
-	}
-}
-
-func (o *operation) states(a script.Answer, granted bool) []WindowState {
-	states := make([]WindowState, len(o.windows))
-	for i, w := range o.windows {
-		capacity, attributes := w.capacity(), o.scopes[o.script.Windows[i].Scope-1]
-		states[i] = WindowState{
-			Algorithm: w.Algorithm,
-			Burst:     capacity,
-			Denied:    !granted && a.Fits != nil && a.Fits[i] > a.At,
-			Limit:     w.Limit,
-			Name:      w.Name,
-			Period:    w.Period,
-			Remaining: max(0, capacity-a.Used[i]),
-			Scope:     ScopeValue{slices.Clone(attributes), o.request.values(attributes)},
-			Unit:      w.Unit,
-			Used:      a.Used[i],
-		}
-		if a.Resets != nil && a.Resets[i] > 0 { // else it is the reply of a take
-			states[i].ResetsAt = time.UnixMicro(a.Resets[i])
-		}
-		if states[i].Denied {
-			states[i].RetryIn = micros(a.Fits[i] - a.At)
-		}
-	}
-	return states
 }

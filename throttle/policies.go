@@ -16,6 +16,8 @@ import (
 
 const followWithin = 2 * time.Second // other processes learn of changes within this time
 
+const onlyInForce, orRemoved = false, true // which policies policyFor and policyOfLine return
+
 // SetPolicies replaces all policies, for calls that begin later. A window keeps its counts if the policy's name and
 // its own name, algorithm and scope stay. Tickets of a removed policy can be taken until its line is empty, and its
 // reservations can be corrected and released. `removed` are policies that only other programs had; one that is in
@@ -28,14 +30,13 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	var globs [][]string
 	for i, p := range slices.Concat(policies, removed) {
 		p, isRemoved := p.WithDefaults(), i >= len(policies)
-		switch err := p.Validate(); {
-		case err != nil:
+		if err := p.Validate(); err != nil {
 			return err
-		case isRemoved:
-		case set.byName[p.Name] != nil:
-			return &PolicyError{Policy: p.Name, Field: "name", Value: p.Name,
-				Hint: "is taken: policies have different names"}
-		default:
+		}
+		if !isRemoved {
+			if set.byName[p.Name] != nil {
+				return &PolicyError{Policy: p.Name, Field: "name", Value: p.Name, Hint: "is taken: policies have different names"}
+			}
 			set.policies, names, globs = append(set.policies, p), append(names, p.Name), append(globs, p.Match)
 		}
 		for shard := range p.Shards {
@@ -59,22 +60,6 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 	return nil
 }
 
-// leave counts the tickets in a removed policy's line every 10 seconds. Once two counts in a row find none, Lines omits
-// the line. The first count comes when other processes know of the removal: until then they may join the line.
-func (l *Limiter) leave(cp *compiledPolicy) {
-	cp.removed.Store(true)
-	time.AfterFunc(5*followWithin, func() {
-		if now, _ := l.policyOfLine(cp.line, true); now == cp { // else policies were set
-			if waiting, err := l.runner.CountTickets(context.Background(), cp.line); waiting > 0 || err != nil {
-				cp.empty.Store(0)
-			} else {
-				cp.empty.Add(1)
-			}
-			l.leave(cp)
-		}
-	})
-}
-
 // A policySet has all policies of a limiter. SetPolicies replaces it as a whole.
 type policySet struct {
 	policies []Policy          // in force, in the order of SetPolicies, with their defaults
@@ -94,8 +79,24 @@ func (l *Limiter) add(set *policySet, p Policy, line string, removed bool) {
 	set.byLine[line], set.lines = cp, append(set.lines, cp)
 	set.byName[p.Name] = append(set.byName[p.Name], cp)
 	if removed {
-		l.leave(cp)
+		l.watch(cp)
 	}
+}
+
+// watch counts the tickets in a removed policy's line every 10 seconds. Once two counts in a row find none, Lines omits
+// the line. The first count comes when other processes know of the removal: until then they may join the line.
+func (l *Limiter) watch(cp *compiledPolicy) {
+	cp.removed.Store(true)
+	time.AfterFunc(5*followWithin, func() {
+		if now, _ := l.policyOfLine(cp.line, orRemoved); now == cp { // else policies were set
+			if waiting, err := l.runner.CountTickets(context.Background(), cp.line); waiting > 0 || err != nil {
+				cp.empty.Store(0)
+			} else {
+				cp.empty.Add(1)
+			}
+			l.watch(cp)
+		}
+	})
 }
 
 // Policies returns copies of all policies, in the order of SetPolicies, with their defaults.
@@ -125,7 +126,7 @@ func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
 	return Policy{}, false
 }
 
-// live yields the shards of policies in force, and then of removed ones until leave has found their line empty twice.
+// live yields the shards of policies in force, and then of removed ones until watch has found their line empty twice.
 func (set *policySet) live(yield func(*compiledPolicy) bool) {
 	for _, cp := range set.lines {
 		if cp.empty.Load() < 2 && !yield(cp) {
@@ -139,18 +140,18 @@ func (set *policySet) inForce(policy string) bool {
 	return shards != nil && !shards[0].removed.Load()
 }
 
-// policyFor returns the tenant's shard of a policy; with orRemoved, for work that has waited, also of a removed one.
-func (l *Limiter) policyFor(policy, tenant string, orRemoved bool) (*compiledPolicy, error) {
-	if !orRemoved && !l.policies.Load().inForce(policy) {
+// policyFor returns the tenant's shard of a policy. For work that has waited it may be a removed one.
+func (l *Limiter) policyFor(policy, tenant string, removedToo bool) (*compiledPolicy, error) {
+	if !removedToo && !l.policies.Load().inForce(policy) {
 		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
 	}
-	return l.policyOfLine(l.LineOf(policy, tenant), true)
+	return l.policyOfLine(l.LineOf(policy, tenant), orRemoved)
 }
 
-// policyOfLine returns the policy that the line belongs to. With orRemoved it may be a removed one.
-func (l *Limiter) policyOfLine(line string, orRemoved bool) (*compiledPolicy, error) {
+// policyOfLine returns the policy that the line belongs to.
+func (l *Limiter) policyOfLine(line string, removedToo bool) (*compiledPolicy, error) {
 	set := l.policies.Load()
-	if cp := set.byLine[line]; cp != nil && (orRemoved || !cp.removed.Load()) {
+	if cp := set.byLine[line]; cp != nil && (removedToo || !cp.removed.Load()) {
 		return cp, nil
 	}
 	if shards := set.byName[line]; shards != nil && shards[0].Shards > 1 {

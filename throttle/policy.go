@@ -57,15 +57,13 @@ type Policy struct {
 	// limiter may match the same task type. The default is none: then requests name the policy.
 	Match []string
 
-	// MaxPause bounds pauses, whatever the upstream asks for: 1ms to MaxPeriod. The default is 1 hour.
-	MaxPause time.Duration
+	MaxPause time.Duration // bounds pauses, whatever the upstream asks for: 1ms to MaxPeriod; by default 1 hour
 
 	// MaxRefusedWait fails a worker's task by a worker.GivenUpError if its next start would come later than
 	// this after the upstream's first refusal: 0 to MaxPeriod. The default, 0, is no limit.
 	MaxRefusedWait time.Duration
 
-	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
-	Name string
+	Name string // 1 to 64 of the characters A-Z a-z 0-9 _ . -
 
 	// Observe grants every request, and reports in Decision.Observed what would be denied, and for how long. Sliding
 	// and Fixed windows count as GCRA windows with a Burst of their Limit, and count anew when Observe changes. Tickets
@@ -76,31 +74,25 @@ type Policy struct {
 	// to 64. All windows must count by tenant. A change has all tenants count from 0. The default is 1.
 	Shards int
 
-	// Tenants has the settings of single tenants, by name, unless Config.Tenants finds them.
-	Tenants map[string]Tenant
+	Tenants map[string]Tenant // settings of single tenants, by name, unless Config.Tenants finds them
 
 	// UpstreamShared applies what the upstream reports to the counts that all tenants share, such as where they use one
 	// key of the API. By default it applies to the counts of the call's tenant. Where a policy has no such
 	// count, it applies to all counts of the call.
 	UpstreamShared bool
 
-	// Windows are the limits: 1 to MaxWindows, with different names.
-	Windows []Window
+	Windows []Window // the limits: 1 to MaxWindows, with different names
 }
 
 // A Window is one named limit of a policy.
 type Window struct {
-	// Algorithm says how units are counted. The default is AlgorithmSliding.
-	Algorithm Algorithm
+	Algorithm Algorithm // how units are counted; by default AlgorithmSliding
 
-	// Burst is how many units a GCRA window grants at once: 1 (a leaky bucket) to MaxLimit; by default Limit.
-	Burst int64
+	Burst int64 // how many units a GCRA window grants at once: 1 (a leaky bucket) to MaxLimit; by default Limit
 
-	// Lease is how long a Concurrency window holds units without a renewal: 1s to 24h. The default is 30s.
-	Lease time.Duration
+	Lease time.Duration // how long a Concurrency window holds units without a renewal: 1s to 24h; by default 30s
 
-	// Limit, required, is how many units fit in one period: 1 to MaxLimit; for Concurrency at once: 1 to 10,000.
-	Limit int64
+	Limit int64 // required: how many units fit in one period, 1 to MaxLimit; for Concurrency at once, 1 to 10,000
 
 	// Margin keeps calls that leave on time, but arrive bunched, below the limit of the upstream. Units count
 	// for Period plus Margin. Fixed and Calendar windows reset Margin later, and count a grant within Margin of
@@ -108,8 +100,7 @@ type Window struct {
 	// between two resets. The default is 0. Concurrency windows have none.
 	Margin time.Duration
 
-	// Name is 1 to 64 of the characters A-Z a-z 0-9 _ . -
-	Name string
+	Name string // 1 to 64 of the characters A-Z a-z 0-9 _ . -
 
 	// Per is the scope: the attributes that the window counts by. The window has a count for each combination of
 	// their values. Per has at most 8 different ones, in any order, each of 1 to 64 of the characters
@@ -123,11 +114,9 @@ type Window struct {
 	// of five fields, or @hourly, @daily, @weekly, @monthly or @yearly.
 	Resets string
 
-	// Shared has one count for all tenants, instead of Per. The default is false.
-	Shared bool
+	Shared bool // one count for all tenants, instead of Per
 
-	// Timezone is the time zone of Resets: a name of the IANA database. The default is "UTC".
-	Timezone string
+	Timezone string // of Resets: a name of the IANA database; by default "UTC"
 
 	// Unit names the units that the window counts, such as "tokens". It is spelled like a Name. The default is Requests.
 	Unit string
@@ -135,14 +124,9 @@ type Window struct {
 
 // A Tenant has the settings of one tenant in a policy.
 type Tenant struct {
-	// Exempt tenants are counted, but denied only while operators pause them.
-	Exempt bool
-
-	// Weight, relative to others', sets the share of windows and handler slots while tenants wait: 0.001 to 1e6, default 1.
-	Weight float64
-
-	// Windows has own limits, by the names of windows whose scope contains the tenant.
-	Windows map[string]Override
+	Exempt  bool                // counted, but denied only while operators pause the tenant
+	Weight  float64             // share of windows and handler slots, relative to others': 0.001 to 1e6; by default 1
+	Windows map[string]Override // own limits, by the names of windows whose scope contains the tenant
 }
 
 // An Override replaces a window's numbers for one tenant. Zero fields keep the window's; a default Burst follows Limit.

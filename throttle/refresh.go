@@ -9,23 +9,26 @@ import (
 )
 
 const (
-	refreshTimeout  = time.Minute
-	refreshEvery    = time.Minute      // tenants' settings change, and other processes may join by older ones
-	refreshPart     = 1000             // refreshes take at most 1/refreshPart of the time
-	refreshAgain    = 10 * time.Second // after an error
-	refreshUnderWay = math.MaxInt64    // as compiledPolicy.refreshAt
+	refreshTimeout = time.Minute
+	refreshEvery   = time.Minute      // tenants' settings change, and other processes may join by older ones
+	refreshPart    = 1000             // refreshes take at most 1/refreshPart of the time
+	refreshAgain   = 10 * time.Second // after an error
+
+	refreshNew      = 0             // as compiledPolicy.refreshAt: the policy is new, and the next take refreshes
+	refreshUnderWay = math.MaxInt64 // the same: no take refreshes, until a time is set by the refresh or SetInterventions
 )
 
 // maintain, after a take, refreshes the tickets in line if that is due. Taken.Next says whether any are in line.
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
 	at, now := cp.refreshAt.Load(), time.Now()
-	if cp.removed.Load() || next < 0 || now.UnixNano() < at || !cp.refreshAt.CompareAndSwap(at, refreshUnderWay) {
+	due := now.UnixNano() >= at && next >= 0 && !cp.removed.Load()
+	if !due || !cp.refreshAt.CompareAndSwap(at, refreshUnderWay) { // if it has changed, another take refreshes
 		return
 	}
 	go func() {
-		again, isNew := refreshAgain, at == 0
+		again := refreshAgain
 		switch err := l.refresh(context.WithoutCancel(ctx), cp, nil); {
-		case err == nil && isNew: // until then clients may join by older settings
+		case err == nil && at == refreshNew: // until then clients may join by older settings
 			again = followWithin
 		case err == nil:
 			again = max(refreshEvery, refreshPart*time.Since(now))
@@ -34,22 +37,21 @@ func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Du
 	}()
 }
 
-// refresh applies tenants' present settings to their tickets in line: with nil to all tenants' tickets.
-func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, only map[target]intervention) error {
+// refresh applies present settings to tickets in line of these tenants, or with nil of all.
+func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, tenants map[string]bool) error {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	cp.refreshing.Lock() // an older policy must not be applied last
 	defer cp.refreshing.Unlock()
 	return l.runner.Flows(ctx, cp.line, func(flows []string) error {
-		if now, _ := l.policyOfLine(cp.line, true); now != cp {
+		if now, _ := l.policyOfLine(cp.line, orRemoved); now != cp {
 			return nil
 		}
 		var asks []script.Request
 		for _, flow := range flows {
 			r, ok := cp.requestOf(flow, "", 1)
-			_, meant := only[target{cp.Name, r.Tenant}]
-			if !ok || only != nil && !meant {
-				continue // it joined by other scopes than the policy has now, or is of another tenant
+			if meant := tenants == nil || tenants[r.Tenant]; !ok || !meant {
+				continue // if not ok, it joined by other scopes than the policy has now
 			}
 			t, err := l.tenant(ctx, cp, r.Tenant)
 			o, invalid := cp.newOperation(r, t)

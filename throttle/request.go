@@ -16,8 +16,7 @@ type Request struct {
 	// class, attributes and queue wait already. The default, 0, is no limit.
 	Backlog int
 
-	// Class says who goes first in line. The default is ClassLive.
-	Class Class
+	Class Class // who goes first in line; by default ClassLive
 
 	// Cost is how many of each unit the request takes: 0 to MaxLimit. The default is 1 of Requests, and 0 of others.
 	Cost map[string]int64
@@ -30,8 +29,7 @@ type Request struct {
 	// Front lets a ticket join before others of its tenant, class, attributes and queue, for a job that has had its turn.
 	Front bool
 
-	// Key is data that Line.Take returns with the ticket: at most MaxKeyBytes bytes.
-	Key string
+	Key string // data that Line.Take returns with the ticket: at most MaxKeyBytes bytes
 
 	// MaxHold bounds how long the work holds what Concurrency windows grant, such as a job's timeout. Expected
 	// starts of others use it, unless Line.Take grants the request. The default, 0, means unknown.
@@ -42,8 +40,7 @@ type Request struct {
 	// 0, is no limit. Below 0, nothing waits.
 	MaxWait time.Duration
 
-	// Policy is the policy's name. It is required, except by methods of a Line.
-	Policy string
+	Policy string // its name; required, except by methods of a Line
 
 	// Since is when the work began to wait, by the clock of Redis, if that was before it joins the line: see
 	// TakenTicket.Since. It changes no position. The default is the join.

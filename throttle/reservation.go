@@ -75,8 +75,9 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	}
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
 	for i, w := range o.windows {
-		cost, ok := actual[w.Unit]
-		if costs[i] = cost; !ok || w.Algorithm.Leases() || slices.Contains(never, i+1) && cost <= r.CostOf(w.Unit) {
+		cost, named := actual[w.Unit]
+		noRefund := slices.Contains(never, i+1) && cost <= r.CostOf(w.Unit)
+		if costs[i] = cost; !named || noRefund || w.Algorithm.Leases() {
 			costs[i] = costStays
 		}
 	}
@@ -102,17 +103,23 @@ func (o *operation) neverCounted(r Reservation) (windows []int) {
 	if r.grantor == o.compiledPolicy {
 		return nil
 	}
+	now, then := o.Tenants[r.Tenant].Windows, r.grantor.Tenants[r.Tenant].Windows
 	for i, w := range o.counting {
-		now, then := o.Tenants[r.Tenant].Windows[w.Name], r.grantor.Tenants[r.Tenant].Windows[w.Name]
 		if !slices.ContainsFunc(r.grantor.counting, func(was Window) bool {
-			return was.Name == w.Name && was.Algorithm == w.Algorithm && slices.Equal(was.Per, w.Per) && was.Unit == w.Unit &&
-				was.Period == w.Period && was.Margin == w.Margin && was.Resets == w.Resets && was.Timezone == w.Timezone &&
-				(was.With(then).Limit == w.With(now).Limit || w.Burst == 0) // GCRA drains by its limit
+			return w.With(now[w.Name]).countsOn(was.With(then[was.Name]))
 		}) {
 			windows = append(windows, i+1)
 		}
 	}
 	return windows
+}
+
+// countsOn reports whether a window goes on with the units that another version of it has counted.
+func (w Window) countsOn(was Window) bool {
+	sameCount := w.Name == was.Name && w.Algorithm == was.Algorithm && w.Unit == was.Unit && slices.Equal(w.Per, was.Per)
+	sameTimes := w.Period == was.Period && w.Margin == was.Margin && w.Resets == was.Resets && w.Timezone == was.Timezone
+	sameRate := w.Burst == 0 || w.Limit == was.Limit // GCRA windows, which alone have a Burst, drain by their Limit
+	return sameCount && sameTimes && sameRate
 }
 
 // costStays, as script.Request.Actual of a window, leaves its units as they are.
@@ -200,7 +207,7 @@ func (r Reservation) Lease() time.Duration {
 func (r Reservation) policy() (*compiledPolicy, error) {
 	switch {
 	case r.grantor != nil:
-		return r.limiter.policyOfLine(r.grantor.line, true)
+		return r.limiter.policyOfLine(r.grantor.line, orRemoved)
 	case r.ID != "":
 		return nil, r.bad("id", r.ID, "must be of a reservation that a limiter of this process made")
 	}

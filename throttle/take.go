@@ -44,11 +44,8 @@ type TakenTicket struct {
 	Decision   Decision // granted, with a Reservation, unless the ticket was not charged
 	untold     bool     // no Observer knows of it
 
-	// Since is when the work began to wait: when it joined, or Request.Since.
-	Since time.Time
-
-	// Waited is how long it was in line, including the time after it was put back.
-	Waited time.Duration
+	Since  time.Time     // when the work began to wait: when it joined, or Request.Since
+	Waited time.Duration // how long it was in line, including the time after it was put back
 }
 
 // Take removes tickets from the line that fit now, and charges them: in line order, and together in
@@ -87,7 +84,7 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 // take takes by the taker of calls that wait in place, or without one by cp.taker, which takes for queues.
 func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeRequest) (Taken, error) {
 	l := n.limiter
-	cp, err := l.policyOfLine(n.name, true)
+	cp, err := l.policyOfLine(n.name, orRemoved)
 	if err != nil {
 		return Taken{}, err
 	}
@@ -148,7 +145,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) Ta
 // Acknowledge reports that the tickets of the last Take arrived, as the next Take does. Call it if
 // none follows in time: see Take. Errors are Take's.
 func (n *Line) Acknowledge(ctx context.Context) error {
-	cp, err := n.limiter.policyOfLine(n.name, true)
+	cp, err := n.limiter.policyOfLine(n.name, orRemoved)
 	if err != nil {
 		return err
 	}
@@ -207,7 +204,7 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 // ticket, and then is Limiter.Reserve. Errors are Reserve's.
 func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Decision, error) {
 	l := n.limiter
-	cp, err := l.policyFor(r.Policy, r.Tenant, true)
+	cp, err := l.policyFor(r.Policy, r.Tenant, orRemoved)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -240,7 +237,7 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 // Matches reports whether a request has the policy, attributes and cost by which a ticket was taken. It does if
 // neither policy nor job has changed since the join, or if the policy has only lost scopes or units since.
 func (n *Line) Matches(t TakenTicket, r Request) bool {
-	cp, err := n.limiter.policyFor(r.Policy, r.Tenant, true)
+	cp, err := n.limiter.policyFor(r.Policy, r.Tenant, orRemoved)
 	return err == nil && cp.matches(t, r)
 }
 

@@ -47,7 +47,7 @@ func (r Reservation) Pause(ctx context.Context, pause time.Duration, cause strin
 	case len(cause) > 128:
 		return Refusal{}, r.bad("cause", cause, "must be at most 128 bytes")
 	}
-	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, true)
+	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, orRemoved)
 	if err != nil {
 		return Refusal{}, err
 	}
@@ -104,7 +104,7 @@ func (r Reservation) ReportRemaining(ctx context.Context, unit string, units int
 
 // report sends what the upstream says about the scopes that Policy.UpstreamShared selects, even of a removed policy.
 func (r Reservation) report(ctx context.Context, ask script.Request) (*operation, script.Answer, error) {
-	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, true)
+	cp, err := r.limiter.policyFor(r.Policy, r.Tenant, orRemoved)
 	if err != nil {
 		return nil, script.Answer{}, err
 	}

@@ -25,7 +25,7 @@ import (
 // slots of any other policy it does not wait, as with a MaxWait below 0.
 func (l *Limiter) Wait(ctx context.Context, r Request) (Decision, error) {
 	r.Ticket, r.Key, r.Front, r.Deadline = Ticket{}, "", false, time.Time{}
-	cp, err := l.policyFor(r.Policy, r.Tenant, false)
+	cp, err := l.policyFor(r.Policy, r.Tenant, onlyInForce)
 	mayDeadlock := err == nil && cp.script.Leases && l.holdsFrom(r.Policy, CallerFrom(ctx))
 	if r.MaxWait >= 0 && !mayDeadlock {
 		return l.waitInLine(ctx, r)
@@ -52,9 +52,10 @@ func (l *Limiter) holdsFrom(policy string, caller *Caller) (found bool) {
 // waitInLine waits by a claim. What is not granted in time is denied.
 func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 	began, inTime := time.Now(), ctx
-	if end, bound := ctx.Deadline(); bound && ctx.Value(callerKey{}) != nil { // at its end the job's server fails the job
+	end, bound := ctx.Deadline()
+	if inJob := ctx.Value(callerKey{}) != nil; inJob && bound { // when ctx ends, the job's server fails the job
 		left := time.Until(end)
-		left -= min(left/4, 500*time.Millisecond)
+		left -= min(left/4, 500*time.Millisecond) // of 10 s it waits 9.5, of 1 s 0.75
 		r.MaxWait = max(1, min(cmp.Or(r.MaxWait, left), left))
 	}
 	if r.MaxWait > 0 {
@@ -62,8 +63,8 @@ func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 		inTime, stop = context.WithTimeout(ctx, r.MaxWait)
 		defer stop()
 	}
-	r.Deadline, _ = inTime.Deadline() // which also ends the MaxWait
-	r.MaxWait = 0
+	r.Deadline, _ = inTime.Deadline()
+	r.MaxWait = 0 // the Deadline is not later
 	id := script.NewID()
 	for joins := 1; ; joins++ {
 		o, err := l.checked(ctx, r)

@@ -130,8 +130,8 @@ func (i Inspector) Simulate(ctx context.Context, variant throttle.Policy, overri
 	for n := 0; n < len(lines) && err == nil; n++ {
 		b := &backlog{line: i.line(lines[n]), values: map[string]string{}}
 		flows := b.all(ctx)
-		if err = snapshot.read(ctx, b, flows); err == nil {
-			err = changed.read(ctx, &backlog{line: other.line(lines[n]), values: b.values}, flows)
+		if err = snapshot.add(ctx, b, flows); err == nil {
+			err = changed.add(ctx, &backlog{line: other.line(lines[n]), values: b.values}, flows)
 		}
 	}
 	if err == nil {
@@ -229,16 +229,16 @@ func (i Inspector) Snapshot(ctx context.Context, demands []Demand, slots ...Slot
 		b.tickets, s.hold = append(b.tickets, t), max(s.hold, t.hold)
 	}
 	for _, b := range backlogs {
-		if err := s.read(ctx, b, b.all(ctx)); err != nil {
+		if err := s.add(ctx, b, b.all(ctx)); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
 }
 
-// read adds a line: the tickets there, and then the demands that b has. If b has none, all tickets are demands. Tickets
+// add adds a line: the tickets there, and then the demands that b has. If b has none, all tickets are demands. Tickets
 // taken meanwhile count twice. Values that b has are not read again.
-func (s *Snapshot) read(ctx context.Context, b *backlog, flows []State) error {
+func (s *Snapshot) add(ctx context.Context, b *backlog, flows []State) error {
 	expectations := []*throttle.Expectation{{Ask: true}} // the first one stands for all tenants together
 	for _, f := range flows {
 		expectations = append(expectations, &throttle.Expectation{Flow: f.flow, Cost: f.cost, Waiting: f.Waiting})
@@ -268,13 +268,13 @@ func (s *Snapshot) read(ctx context.Context, b *backlog, flows []State) error {
 	rank, last := int64(0), map[string]*tickets{} // by flow
 	for _, t := range all {
 		refused := new(throttle.RequestError)
-		switch invalid := errors.As(t.Err, &refused) && refused.Window == ""; {
-		case t.Err != nil && !t.demand: // it never fits, or joined by other scopes
-			continue
-		case invalid:
-			return refused
-		case t.Err == nil:
+		switch isError := errors.As(t.Err, &refused); {
+		case !isError:
 			t.rank, rank = rank, rank+t.left
+		case !t.demand: // it never fits, or joined by other scopes
+			continue
+		case refused.Window == "": // it is invalid, and not only above a window's limit
+			return refused
 		}
 		t.Count, t.NeverFits = int(t.left), refused.Window
 		if l := last[t.Flow]; l != nil && l.Expectation == t.Expectation && l.Tenant == t.Tenant && l.hold == t.hold {

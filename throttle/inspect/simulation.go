@@ -142,26 +142,25 @@ type simFlow struct {
 
 // flow returns the flow of an expectation.
 func (l *simLine) flow(e *throttle.Expectation) *simFlow {
-	f := l.flows[e.Flow]
-	if f == nil {
-		queue, batch := e.Request.Ticket.Queue, e.Request.Class == throttle.ClassBatch
-		same := func(s *side) bool { return s.queue == queue && s.batch == batch }
-		if !slices.ContainsFunc(l.sides, same) {
-			share := map[bool]float64{true: e.Policy.BatchShare, false: 1 - e.Policy.BatchShare}[batch]
-			l.sides = append(l.sides, &side{batch: batch, queue: queue, share: share, tag: -1, tags: map[string]*float64{}})
-		}
-		f = &simFlow{line: l, side: l.sides[slices.IndexFunc(l.sides, same)], waited: map[string]int64{}}
-		f.windows = slices.Clone(l.sim.slots[f.side.queue])
-		l.flows[e.Flow] = f
-		f.tag = cmp.Or(f.side.tags[e.Request.Tenant], new(float64))
-		f.side.tags[e.Request.Tenant] = f.tag
-		for _, p := range e.Pauses {
-			f.windows = append(f.windows, &window{level: ownLevel, Ends: p.Until.UnixMicro()})
-		}
-		for i := range e.Decision.Windows {
-			if !e.Settings.Exempt && !e.Policy.Observe {
-				f.windows = append(f.windows, l.window(e, i))
-			}
+	if f := l.flows[e.Flow]; f != nil {
+		return f
+	}
+	queue, batch := e.Request.Ticket.Queue, e.Request.Class == throttle.ClassBatch
+	same := func(s *side) bool { return s.queue == queue && s.batch == batch }
+	if !slices.ContainsFunc(l.sides, same) {
+		share := map[bool]float64{true: e.Policy.BatchShare, false: 1 - e.Policy.BatchShare}[batch]
+		l.sides = append(l.sides, &side{batch: batch, queue: queue, share: share, tag: -1, tags: map[string]*float64{}})
+	}
+	f := &simFlow{line: l, side: l.sides[slices.IndexFunc(l.sides, same)], waited: map[string]int64{}}
+	l.flows[e.Flow], f.windows = f, slices.Clone(l.sim.slots[queue])
+	f.tag = cmp.Or(f.side.tags[e.Request.Tenant], new(float64))
+	f.side.tags[e.Request.Tenant] = f.tag
+	for _, p := range e.Pauses {
+		f.windows = append(f.windows, &window{level: ownLevel, Ends: p.Until.UnixMicro()})
+	}
+	for i := range e.Decision.Windows {
+		if !e.Settings.Exempt && !e.Policy.Observe {
+			f.windows = append(f.windows, l.window(e, i))
 		}
 	}
 	return f

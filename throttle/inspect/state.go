@@ -205,7 +205,8 @@ func (l *line) complete(ctx context.Context, states ...State) []State {
 		}
 		shortest := time.Duration(0)
 		for _, w := range d.Windows {
-			if ofTenants := len(w.Scope.Attributes) > 0; s.ticket == "" && ofTenants != (s.flow != "") {
+			ofTenant := s.flow != ""
+			if countsTenants := len(w.Scope.Attributes) > 0; s.ticket == "" && countsTenants != ofTenant {
 				continue
 			}
 			s.Windows = append(s.Windows, w)
@@ -274,8 +275,8 @@ func (d *StarvationDetector) Note(s PolicyState) (starving []State) {
 			first, d.all[key] = t, t
 		}
 		stood := t.At.Sub(first.At)
-		if !t.Oldest.IsZero() && t.Pause == nil && !slices.ContainsFunc(t.Windows, full) &&
-			stood >= starvesAfter && s.PerSecond*stood.Seconds()*t.Share > starvesDue {
+		waits, delayed := !t.Oldest.IsZero(), t.Pause != nil || slices.ContainsFunc(t.Windows, full)
+		if due := s.PerSecond * stood.Seconds() * t.Share; waits && !delayed && stood >= starvesAfter && due > starvesDue {
 			starving = append(starving, t)
 		}
 	}

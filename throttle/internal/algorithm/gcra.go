@@ -21,7 +21,7 @@ var GCRA = Algorithm{
 	},
 	Simulate: func(w Window, c Counted) Simulated {
 		each := float64((w.Period + w.Margin).Microseconds()) / float64(w.Limit)
-		level := float64(c.number(7)) + float64(c.number(14))/float64(max(1, c.number(21)))
+		level := float64(c.number(7)) + float64(c.number(14))/float64(max(1, c.number(21))) // units, and parts of one
 		return &simulatedGCRA{burst: float64(w.Burst), each: each, empty: float64(c.number(0)) + level*each}
 	},
 	Rule: func(w Window) (string, any, string) {

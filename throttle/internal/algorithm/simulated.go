@@ -27,7 +27,7 @@ func (c Counted) number(from int) (n int64) {
 	return n
 }
 
-// log reads entries of a width from an offset on. Each begins with a time and units.
+// log reads entries of `width` bytes from an offset on. Each begins with a time and units, of 7 bytes each.
 func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
 	s := &simulatedLog{limit: limit, period: period}
 	for ; from+width <= len(c.Payload); from += width {
@@ -40,7 +40,8 @@ func (c Counted) log(limit, period int64, from, width int) *simulatedLog {
 // buckets returns a counter that begins each bucket with what was counted within two margins before its reset.
 // `reset` returns the first reset after a time.
 func (c Counted) buckets(w Window, reset func(t int64) int64) *simulatedBuckets {
-	return &simulatedBuckets{w.Limit, w.Margin.Microseconds(), c.number(7), reset(c.number(0)), c.number(14), reset}
+	return &simulatedBuckets{limit: w.Limit, margin: w.Margin.Microseconds(), used: c.number(7), ends: reset(c.number(0)),
+		late: c.number(14), reset: reset}
 }
 
 // Never is later than all other times: what happens then never happens.

@@ -41,9 +41,7 @@ func walk(a, b string, both bool) bool {
 		next[0] = reach[0] && star(a, i, true)
 		for j := range len(b) {
 			switch {
-			case star(a, i, true):
-				next[j+1] = reach[j+1] || next[j]
-			case star(b, j, both):
+			case star(a, i, true), star(b, j, both):
 				next[j+1] = reach[j+1] || next[j]
 			default:
 				next[j+1] = reach[j] && (a[i] == b[j] || a[i] == '?' || both && b[j] == '?')

@@ -93,7 +93,7 @@ local function new_eta(L)
     end
     local share, flows = share_of_others(flow)
     local most_others = one_scope and min(others, ceil((about + largest) * share) + flows * largest) or others
-    return at_least, about + min(others, floor(about * share + 1e-6) + ceil(share) * cost), at_most + most_others
+    return at_least, about + min(others, floor(about * share + 1e-6) + ceil(share - 1e-6) * cost), at_most + most_others
   end
 
   -- let_in returns the scopes as they will be when the upstream lets in a ticket with these costs, and that time.

@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// Kinds of asynq's calls.
 const (
 	Dequeue  = "dequeue"
 	Retry    = "retry"
@@ -23,7 +22,7 @@ const (
 
 // A Call is one call of asynq's scripts on a task or a queue.
 type Call struct {
-	Verb string // its kind, such as Dequeue; empty if the command is no such call
+	Verb string // a constant such as Dequeue; empty if the command is no such call
 	Ref
 	Args []any // the arguments after the keys: for Retry and Archive they begin with the task's ID and its message
 }

@@ -83,7 +83,6 @@ func New(client redis.UniversalClient) *Client {
 	return c
 }
 
-// Redis returns the connection.
 func (c *Client) Redis() redis.UniversalClient { return c.redis }
 
 // NewCall returns a key that identifies a call and its repeats: "PROCESS/SECONDS/NUMBER". Recover parses it.
@@ -118,7 +117,6 @@ func (c *Client) Database(ctx context.Context) (string, error) {
 	return known.id, nil
 }
 
-// prefix returns the common prefix of a queue's keys.
 func prefix(queue string) string { return "asynq:{" + queue + "}:" }
 
 // keys returns keys of a queue. A name is the part of a key after the prefix.
@@ -137,8 +135,7 @@ func IsOutage(err error) bool {
 	if err == nil || errors.Is(err, redis.ErrClosed) {
 		return false
 	}
-	var answer redis.Error
-	return !errors.As(err, &answer) || redischeck.CannotServe(err)
+	return !errors.As(err, new(redis.Error)) || redischeck.CannotServe(err)
 }
 
 // WholeSecond rounds up to a whole second. Asynq truncates times to seconds, so a task would start too early.

@@ -34,7 +34,6 @@ func (f Firing) Name() string { return f.Tick.UTC().Format(tickLayout) }
 // IDPrefix returns the prefix of the IDs of the firing's tasks. Their indexes follow it.
 func (f Firing) IDPrefix() string { return firingPrefix + f.Batch + ":" + f.Name() + ":" }
 
-// ID returns the ID of the task at an index.
 func (f Firing) ID(index int) string { return f.IDPrefix() + strconv.Itoa(index) }
 
 // FiringOf returns the firing and the index of a task. It reports false for a task of no firing.
@@ -49,16 +48,13 @@ func FiringOf(task Ref) (f Firing, index int, ok bool) {
 	return f, index, index >= 0 && f.ID(index) == task.ID
 }
 
-// IsReport reports whether a task is a firing's report.
 func IsReport(task Ref) bool {
 	_, _, member := FiringOf(task)
 	return !member && strings.HasPrefix(task.ID, firingPrefix)
 }
 
-// batchKey returns the key of the firing's batch with this ending.
 func (f Firing) batchKey(end string) string { return prefix(f.Queue) + "sluice:batch:" + f.Batch + end }
 
-// key returns the key of the firing with this ending.
 func (f Firing) key(end string) string { return f.batchKey(":" + f.Name() + end) }
 
 // Members are tasks that are enqueued for a firing. From is the index of the first task.
@@ -74,7 +70,6 @@ func WithMembers(ctx context.Context, m Members) context.Context {
 	return context.WithValue(ctx, membersKey{}, m)
 }
 
-// MembersOf returns the members that WithMembers was given.
 func MembersOf(ctx context.Context) (Members, bool) {
 	m, ok := ctx.Value(membersKey{}).(Members)
 	return m, ok
@@ -103,7 +98,6 @@ func (c *Client) Schedule(ctx context.Context, queue, batch, text string) (s Sch
 	return s, err
 }
 
-// firings returns the firings of a batch by their names.
 func firings(queue, batch string, names []string) (all []Firing) {
 	for _, name := range names {
 		if tick, err := time.Parse(tickLayout, name); err == nil {
@@ -198,7 +192,6 @@ const (
 	RetryFailed = "retry"     // makes archived tasks wait again, with all their retries
 )
 
-// Move sets aside, releases, deletes or retries tasks of a firing.
 func (c *Client) Move(ctx context.Context, f Firing, verb string, indexes []int) error {
 	all := append(keys(f.Queue, "scheduled", "retry", "archived", "pending"), f.counts()...)
 	first := []any{f.taskPrefix(), f.IDPrefix(), time.Now().Unix(), verb}
@@ -210,7 +203,6 @@ func addIndex(args []any, index int) []any { return append(args, index) }
 
 func (f Firing) taskPrefix() string { return prefix(f.Queue) + "t:" + f.IDPrefix() }
 
-// counts returns the keys that count the firing's tasks.
 func (f Firing) counts() []string { return []string{f.key(""), f.key(fates)} }
 
 // End sends asynq's own call that ends a task of a firing, and counts the task in the same transaction. It

@@ -8,11 +8,10 @@ import (
 	"time"
 )
 
-// A DueTask is a task whose time has come.
 type DueTask struct {
 	ID      string
 	Message Message
-	Mark    string // of its join, "" if it has joined no line; or FrontMark
+	Mark    string // see FrontMark
 }
 
 // Due returns up to n due tasks of a queue: tasks to retry if retried is true, scheduled tasks otherwise.
@@ -33,8 +32,8 @@ func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) (du
 type Move struct {
 	ID      string
 	JoinKey string    // the task moves if it is scheduled by a join with this key; "": if it is due; or AnyKey
+	To      string    // Archive, Delete or Look; "": it goes to At
 	At      time.Time // when forward looks at it; zero: it becomes pending, as asynq enqueues or forwards it
-	To      string    // instead of At: Archive, Delete or Look
 
 	Line, Mark string // of its join, if it joins a line now
 

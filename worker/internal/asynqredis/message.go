@@ -49,12 +49,10 @@ func (m Message) HadTurn() bool { return m.Retried() > 0 || m.number(fieldHadTur
 // Denied reports whether the last error is no failure of the task: a denial, or why the task waits in line.
 func (m Message) Denied() bool { return m.number(fieldDenied) != 0 }
 
-// Payload is the payload that the task's handler gets.
 func (m Message) Payload() []byte {
 	return last(m, fieldPayload, protowire.BytesType, protowire.ConsumeBytes)
 }
 
-// Headers returns the task's headers.
 func (m Message) Headers() map[string]string {
 	headers := map[string]string{}
 	for f := range m.fields() {
@@ -68,11 +66,10 @@ func (m Message) Headers() map[string]string {
 
 // Deadline returns the task's absolute deadline, or the zero time if it has none.
 func (m Message) Deadline() time.Time {
-	seconds := m.number(fieldDeadline)
-	if seconds == 0 {
-		return time.Time{}
+	if seconds := m.number(fieldDeadline); seconds != 0 {
+		return time.Unix(seconds, 0)
 	}
-	return time.Unix(seconds, 0)
+	return time.Time{}
 }
 
 // TimeLimit returns how long asynq would let the task's handler run if it began now.

@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// A Pick is the answer of Client.Pick for one task.
 type Pick struct {
 	Message Message // nil if it was not picked
 	Paused  bool    // whether that is because its queue is paused, and the task could be picked otherwise
@@ -30,7 +29,6 @@ func (c *Client) Pick(ctx context.Context, queue, call string, tasks []WaitingTa
 	return picks, err
 }
 
-// A DequeueReply is the answer of DequeuePending.
 type DequeueReply struct {
 	Messages  []Message
 	Paused    bool
@@ -89,7 +87,6 @@ func (c *Client) CheckActive(ctx context.Context, task Ref, call string, noteSta
 	return c.run(ctx, "start", task.Queue, keys(task.Queue, "t:"+task.ID), call, noteStart).Bool()
 }
 
-// IsPaused reports whether a queue is paused.
 func (c *Client) IsPaused(ctx context.Context, queue string) (bool, error) {
 	n, err := c.redis.Exists(ctx, prefix(queue)+"paused").Result()
 	return n > 0, err

@@ -1,6 +1,7 @@
 package asynqredis
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"strings"
@@ -18,28 +19,31 @@ import (
 func (c *Client) Recover(ctx context.Context, task Ref, running string) (bool, error) {
 	found, err := c.redis.HGetAll(ctx, prefix(task.Queue)+"t:"+task.ID).Result()
 	leaseEnd, leaseErr := c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
-	if err == nil && leaseErr != redis.Nil {
-		err = leaseErr
+	if leaseErr != redis.Nil {
+		err = cmp.Or(err, leaseErr)
 	}
 	if err != nil || int64(leaseEnd) > time.Now().Unix()-30 {
 		return err == nil, err // asynq looks for leases that ended 30 s ago: since then another server recovered the task
 	}
-	call, noted := found["sluice_call"], found["sluice_started"]
-	parts := strings.Split(call, "/")
-	byAsynq := len(parts) != 3 || found["state"] == "active" && found["sluice_restored"] == call // after it was put back
-	if byAsynq || call == running {
+	call, noted := found["sluice_call"], found["sluice_started"] // noted: the call by which it started or went back
+	parts := strings.Split(call, "/")                            // as NewCall joins them
+	wasPutBack := found["sluice_restored"] == call               // then another dequeue has made it active since
+	activeByAsynq := len(parts) != 3 || wasPutBack && found["state"] == "active"
+	if activeByAsynq || call == running {
 		return false, nil
 	}
-	isLast := Message(found["msg"]).IsLastAttempt()
-	calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
-	started := isLast && noted == call // asynq archives it
-	wentBack := !isLast && noted != "" && noted != call
-	wasRenewed := !isLast && int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
-	if started || wentBack || wasRenewed {
-		return false, nil
-	}
-	if !isLast {
-		if _, err := c.CheckActive(ctx, task, call, NoteStart); err != nil { // the task goes back this once
+	if Message(found["msg"]).IsLastAttempt() {
+		if noted == call { // it has started: asynq archives it
+			return false, nil
+		}
+	} else {
+		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
+		wasRenewed := int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
+		wentBack := noted != "" && noted != call // before; if it is this call, the Restore below may have failed
+		if wasRenewed || wentBack {
+			return false, nil
+		}
+		if _, err := c.CheckActive(ctx, task, call, NoteStart); err != nil { // notes that it goes back
 			return false, err
 		}
 	}

@@ -14,20 +14,24 @@ const (
 	LockTaken = int64(-1)
 )
 
-// Mark returns what a task's hash keeps of its join: JOINKEY.CALL. CALL is "" if it perhaps did not join.
-func Mark(joinKey, call string) string { return joinKey + "." + call }
-
-// Other marks. A task that waits in no line has "", and one that a batch has set aside has "set_aside".
+// A task's hash keeps a mark of its join. Once the task is due, a forward has it join its line by that:
+//
+//	""            it waits in no line
+//	JOINKEY.CALL  a call has made it join: if it is in line no more, its ticket was lost
+//	JOINKEY.      it perhaps did not join
+//	front         it has had its turn: it joins at the front
+//	set_aside     a batch has set it aside: it is due in ten years
 const (
-	FrontMark = "front" // of a task that is to join at the front, as it has had its turn
-	KeptMark  = "keep"  // tells Restore that the task keeps the mark that it has
+	FrontMark = "front"
+	KeptMark  = "keep" // is no mark: tells Restore that the task keeps the mark that it has
 )
+
+// Mark returns JOINKEY.CALL, such as 9f86d081884c7d65.K3J5QXWAY7M2ZB4T/t5k0c0/1f. The call may be "".
+func Mark(joinKey, call string) string { return joinKey + "." + call }
 
 // Store stores tasks of one queue, before they join a line, as scheduled and ready to be picked. At forwardAt
 // forward looks at tasks that are still scheduled. It returns a result for each task, in order.
-func (c *Client) Store(
-	ctx context.Context, queue, line string, tasks []EnqueueCall, forwardAt time.Time,
-) ([]int64, error) {
+func (c *Client) Store(ctx context.Context, queue, line string, tasks []EnqueueCall, forwardAt time.Time) ([]int64, error) {
 	into := keys(queue, "scheduled", lines)
 	if m, ok := MembersOf(ctx); ok {
 		into = append(into, m.counts()...)

@@ -7,24 +7,27 @@
 --       4 1 to skip the firing while another has not ended  5 its name  6 its tick (s), or none  7 its schedule
 -- reply 1 it fires, -1 skipped, 0 none fires, another scheduler was faster, or another schedule has decided later ticks
 
-local time, none = redis.call('TIME'), '-62135596800' -- year 1
-local key = KEYS[1] .. ':' .. ARGV[5]
-if ARGV[2] ~= none then
-  if (redis.call('HGET', KEYS[3], ARGV[7]) or none) ~= ARGV[1] then return 0 end
-  redis.call('HSET', KEYS[3], ARGV[7], ARGV[2])
-  for _, last in ipairs(ARGV[6] ~= none and redis.call('HGETALL', KEYS[3]) or {}) do
-    if (tonumber(last) or 0) > ARGV[2] + 0 and tonumber(last) <= time[1] + 0 then return 0 end -- else a clock was wrong
+local now, none = tonumber(redis.call('TIME')[1]), '-62135596800' -- the zero time of Go: year 1
+local last_known, up_to, kept, name, tick, schedule = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[6], ARGV[7]
+local key = KEYS[1] .. ':' .. name
+if up_to ~= none then
+  if (redis.call('HGET', KEYS[3], schedule) or none) ~= last_known then return 0 end
+  redis.call('HSET', KEYS[3], schedule, up_to)
+  local decided = tick ~= none and redis.call('HGETALL', KEYS[3]) or {} -- two per schedule: its text, its last tick
+  for i = 2, #decided, 2 do
+    local last = tonumber(decided[i])
+    if last > tonumber(up_to) and last <= now then return 0 end -- a tick after now: a clock was wrong
   end
 end
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', time[1] - ARGV[3])) do
-  if redis.call('EXISTS', KEYS[1] .. ':' .. name) == 0 then redis.call('ZREM', KEYS[2], name) end
+for _, old in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - kept)) do
+  if redis.call('EXISTS', KEYS[1] .. ':' .. old) == 0 then redis.call('ZREM', KEYS[2], old) end
 end
-if ARGV[6] == none then return 0 end
+if tick == none then return 0 end
 if redis.call('EXISTS', key) == 0 then
   if ARGV[4] == '1' and redis.call('HLEN', KEYS[1]) > 0 then return -1 end
-  redis.call('HSET', key, 'phase', 'new', 'begun', time[1])
-  redis.call('EXPIRE', key, ARGV[3])
-  redis.call('HSET', KEYS[1], ARGV[5], 'open')
-  redis.call('ZADD', KEYS[2], ARGV[6], ARGV[5])
+  redis.call('HSET', key, 'phase', 'new', 'begun', now)
+  redis.call('EXPIRE', key, kept)
+  redis.call('HSET', KEYS[1], name, 'open')
+  redis.call('ZADD', KEYS[2], tick, name)
 end
 return 1

@@ -12,16 +12,17 @@
 -- passes them. A delete counts them, too. Tasks that are released while in line keep their positions.
 
 local verb, reply = ARGV[4], {}
-local sources = verb == 'retry' and {archived = KEYS[3]} or verb == 'release' and {scheduled = KEYS[1]} or
-  {scheduled = KEYS[1], retry = KEYS[2], pending = KEYS[4]}
+local sources = {scheduled = KEYS[1], retry = KEYS[2], pending = KEYS[4]} -- by state: where a task that moves is listed
+if verb == 'release' then sources = {scheduled = KEYS[1]} end
+if verb == 'retry' then sources = {archived = KEYS[3]} end
 local cursor = tonumber(redis.call('HGET', KEYS[5], 'index') or 0)
 for i = 5, #ARGV do
   local index = ARGV[i]
   local id, key = ARGV[2] .. index, ARGV[1] .. index
   local fate = string.match(redis.call('GETRANGE', KEYS[6], index, index), '%a')
-  local found = redis.call('HMGET', key, 'state', 'sluice_join', 'unique_key')
-  local state, is_aside, lock = found[1], found[2] == 'set_aside', found[3]
-  local moves = sources[state] and not (verb == 'set_aside' and is_aside and state == 'scheduled')
+  local state, mark, lock = unpack(redis.call('HMGET', key, 'state', 'sluice_join', 'unique_key'))
+  local is_aside = mark == 'set_aside' and state == 'scheduled'
+  local moves = sources[state] and not (is_aside and verb == 'set_aside')
   if moves then
     if state == 'pending' then redis.call('LREM', KEYS[4], 1, id) else redis.call('ZREM', sources[state], id) end
     if verb == 'delete' then
@@ -33,14 +34,15 @@ for i = 5, #ARGV do
       if verb == 'retry' or is_aside then redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', '') end
     end
     if verb == 'retry' then
-      redis.call('HSET', key, 'msg', redis.call('HGET', key, 'msg') .. '\48\0') -- retried is 0: the last value counts
+      redis.call('HSET', key, 'msg', redis.call('HGET', key, 'msg') .. '\48\0') -- `retried`, again, 0: the last counts
       redis.call('SETRANGE', KEYS[6], index, 's')
       redis.call('HINCRBY', KEYS[5], 'failed', -1)
       redis.call('HINCRBY', KEYS[5], 'retried', 1)
     end
   end
-  local refused = not fate and not state and tonumber(index) < cursor
-  if verb == 'delete' and (refused or moves and (not fate or fate == 's')) then
+  local was_refused = not fate and not state and tonumber(index) < cursor
+  local was_deleted = moves and (not fate or fate == 's')
+  if verb == 'delete' and (was_refused or was_deleted) then
     redis.call('SETRANGE', KEYS[6], index, 'c')
     redis.call('HINCRBY', KEYS[5], 'cancelled', 1)
   end

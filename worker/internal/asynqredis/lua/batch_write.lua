@@ -6,21 +6,22 @@
 --       A value whose name begins with ":" gets a key of its own. `set_aside` stays 1 while `resumed` is 1 (batch_want.lua)
 -- reply what is wanted of the firing: run, pause or cancel; "" if it has ended or is gone, or another has its lease
 
-local holder, lease, kept, batch = ARGV[1], ARGV[2], ARGV[3], KEYS[2]
-local found, time = redis.call('HMGET', KEYS[1], 'phase', 'holder', 'until'), redis.call('TIME')
+local writer, lease, kept, batch, time = ARGV[1], ARGV[2], ARGV[3], KEYS[2], redis.call('TIME')
+local phase, holder, lease_end = unpack(redis.call('HMGET', KEYS[1], 'phase', 'holder', 'until'))
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-if not found[1] then redis.call('HDEL', batch, ARGV[4]) end -- the firing has expired
-local free = lease ~= '' and (not found[2] or tonumber(found[3]) <= now)
-if not found[1] or found[1] == 'ended' or found[2] ~= holder and not free then return '' end
+if not phase then redis.call('HDEL', batch, ARGV[4]) end -- the firing has expired
+if not phase or phase == 'ended' then return '' end
+local takes_over = lease ~= '' and (not holder or tonumber(lease_end) <= now)
+if holder ~= writer and not takes_over then return '' end
 if lease ~= '' then
-  redis.call('HSET', KEYS[1], 'holder', holder, 'until', string.format('%.0f', now + lease))
+  redis.call('HSET', KEYS[1], 'holder', writer, 'until', string.format('%.0f', now + lease))
   for i, key in ipairs(KEYS) do
     if i ~= 2 then redis.call('EXPIRE', key, kept) end
   end
 end
 for i = 5, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
-  if value == 'ended' and found[1] == 'retry' and redis.call('HGET', KEYS[1], 'want') ~= 'cancel' then return 'run' end
+  if value == 'ended' and phase == 'retry' and redis.call('HGET', KEYS[1], 'want') ~= 'cancel' then return 'run' end
   if string.sub(name, 1, 1) == ':' then
     redis.call('SET', KEYS[1] .. name, value, 'EX', kept)
   elseif name ~= 'set_aside' or value ~= '0' or redis.call('HGET', KEYS[1], 'resumed') ~= '1' then

@@ -2,7 +2,7 @@
 -- It also keeps the list of the lines in which tasks of the queue wait. A server that asks a line
 -- watches it. Once the watch has lapsed, the next server that calls this is told to ask the line.
 --
--- KEYS  1 what this process dequeued last  2 lines, by when their watch lapses (sorted set)
+-- KEYS  1 what this process dequeued last: key of the call, IDs  2 lines, by when their watch lapses (sorted set)
 --       3 pending (list)  4 paused  5 active (list)  6 scheduled (sorted set)  7 lease (sorted set)
 -- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 the most tasks to return
 --       4 key of this call, then the lines that this server watches
@@ -17,8 +17,8 @@ local function score_of(lapses, told) return string.format('%.3f', lapses + told
 local function parts_of(score) return math.floor(score), score % 1 / TOLD end -- when its watch lapses, times told
 local prefix, call = ARGV[1], ARGV[4]
 local messages, leases, active, unwatched, new_record = {}, {}, {}, {}, {call}
-local idle = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 -- one command instead of two
-local record, paused = unpack(idle and {} or redis.call('MGET', KEYS[1], KEYS[4]))
+local nothing = redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4]) == 0 -- then one command does instead of two
+local record, paused = unpack(nothing and {} or redis.call('MGET', KEYS[1], KEYS[4]))
 local repeated = record and string.find(record, '[' .. cjson.encode(call) .. ',', 1, true) == 1 -- its reply was lost
 if paused and not repeated then return {1, unwatched, messages} end
 
@@ -42,23 +42,26 @@ local ids
 if repeated then
   ids = cjson.decode(record)
   table.remove(ids, 1) -- the call
-elseif not idle and ARGV[3] ~= '0' then
+elseif not nothing and ARGV[3] ~= '0' then
   ids = redis.call('RPOP', KEYS[3], ARGV[3])
 end
 if record and not ids then redis.call('DEL', KEYS[1]) end -- the reply of the recorded call has come
 for _, id in ipairs(ids or {}) do
   local key = prefix .. id
-  local found = redis.call('HMGET', key, 'msg', 'state', 'sluice_call', 'unique_key', 'sluice_lock')
-  local message, mine = found[1], found[2] == 'active' and found[3] == call
-  if message and not repeated and is_stopped(prefix, id) then
-    set_aside(KEYS[6], key, id, found[4], ARGV[2])
-  elseif message and not repeated then -- without a message the task was removed, and its ID left
+  local message, state, active_by, lock, lock_for = unpack(redis.call('HMGET', key,
+    'msg', 'state', 'sluice_call', 'unique_key', 'sluice_lock'))
+  local is_active = false -- by this call
+  if repeated then
+    is_active = state == 'active' and active_by == call
+  elseif message and is_stopped(prefix, id) then
+    set_aside(KEYS[6], key, id, lock, ARGV[2])
+  elseif message then -- without one the task was removed, and its ID left
     redis.call('HSET', key, 'state', 'active', 'sluice_call', call)
     redis.call('HDEL', key, 'pending_since')
-    keep_lock(found[4], id, found[5], true)
-    active[#active + 1], new_record[#new_record + 1], mine = id, id, true
+    keep_lock(lock, id, lock_for, true)
+    active[#active + 1], new_record[#new_record + 1], is_active = id, id, true
   end
-  if mine then
+  if is_active then
     messages[#messages + 1] = message
     leases[#leases + 1], leases[#leases + 2] = ARGV[2], id
   end

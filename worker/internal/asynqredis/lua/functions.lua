@@ -3,11 +3,10 @@
 -- keep_lock makes a unique task's lock last for at least so many seconds from now, even if it had expired; with
 -- `exactly`, for just as many. It does nothing without a lock or seconds, or if another task has the lock.
 local function keep_lock(lock, id, seconds, exactly)
-  seconds = lock and seconds and math.max(1, tonumber(seconds))
-  if seconds and not redis.call('SET', lock, id, 'NX', 'EX', seconds) and redis.call('GET', lock) == id
-    and (exactly or redis.call('TTL', lock) < seconds) then
-    redis.call('EXPIRE', lock, seconds)
-  end
+  if not lock or not seconds then return end
+  seconds = math.max(1, tonumber(seconds))
+  if redis.call('SET', lock, id, 'NX', 'EX', seconds) or redis.call('GET', lock) ~= id then return end
+  if exactly or redis.call('TTL', lock) < seconds then redis.call('EXPIRE', lock, seconds) end
 end
 
 -- keep_waiting keeps a unique task's lock for `wait` seconds, while the task waits, and then for `seconds`, the lock's
@@ -17,7 +16,7 @@ local function keep_waiting(key, lock, id, seconds, wait)
     seconds = redis.call('TTL', lock)
     redis.call('HSET', key, 'sluice_lock', seconds)
   end
-  keep_lock(lock, id, seconds and seconds + wait)
+  if seconds then keep_lock(lock, id, seconds + wait) end
 end
 
 -- set_aside sets aside a task that was taken from its queue, until somebody moves it.
@@ -39,15 +38,15 @@ local function join_line(lines, line)
 end
 
 -- is_stopped reports whether a task must not start: its firing is paused, cancelled or outside its hours.
-local firings = {}
+local firings = {} -- by name: the answer, the same for all tasks of one call
 local function is_stopped(prefix, id)
   local name = string.byte(id) == 115 and string.match(id, '^sluice%-batch:(.+):%d+$') -- "s"
   if name and firings[name] == nil then
     local key = string.sub(prefix, 1, -3) .. 'sluice:batch:' .. name
-    local found = redis.call('HMGET', key, 'want', 'closes')
-    local closes = tonumber(found[2] or 0)
-    firings[name] = found[1] == 'pause' or found[1] == 'cancel' or
-      closes > 0 and tonumber(redis.call('TIME')[1]) >= closes
+    local want, closes = unpack(redis.call('HMGET', key, 'want', 'closes'))
+    local has_hours = closes and closes ~= '0'
+    local is_closed = has_hours and tonumber(redis.call('TIME')[1]) >= tonumber(closes)
+    firings[name] = want == 'pause' or want == 'cancel' or is_closed
   end
   return name and firings[name]
 end

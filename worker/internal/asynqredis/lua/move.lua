@@ -11,13 +11,12 @@
 --       archived or completed. So a repeated move answers 0 or -1, unless it has a mark, or goes to a score
 --
 -- Tasks are marked before they join: without the mark a pick would take them for other tasks.
---
 -- If the stored message has another length, the task has run since, and the message stays. Comparing the
 -- bytes would cost as much as all the rest.
 
-local now, archived, reply, moved, pending, scores, lines = tonumber(ARGV[3]), false, {}, {}, {}, {}, {}
+local now, archives, reply, moved, pending, scores, lines = tonumber(ARGV[3]), false, {}, {}, {}, {}, {}
 for i = 5, #ARGV, 7 do
-  local id, which, to, mark, message = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 5]
+  local id, which, to, mark, line, message, old_length = unpack(ARGV, i, i + 6)
   local key = ARGV[1] .. id
   local state, join, group, lock, seconds =
     unpack(redis.call('HMGET', key, 'state', 'sluice_join', 'group', 'unique_key', 'sluice_lock'))
@@ -36,17 +35,18 @@ for i = 5, #ARGV, 7 do
       delete_task(key, id, lock)
     elseif to == 'archive' then
       redis.call('HSET', key, 'state', 'archived')
-      archived = redis.call('ZADD', KEYS[3], now, id)
+      redis.call('ZADD', KEYS[3], now, id)
       keep_lock(lock, id, seconds, true)
-    elseif to ~= 'pending' then
+      archives = true
+    elseif to ~= 'pending' then -- a score
       redis.call('HSET', key, 'state', 'scheduled')
       scores[#scores + 1], scores[#scores + 2] = to, id
       keep_waiting(key, lock, id, seconds, to - now)
       if mark ~= '' then
         redis.call('HSET', key, 'sluice_join', mark)
-        lines[ARGV[i + 4]] = true
+        lines[line] = true
       end
-      if message ~= '' and redis.call('HSTRLEN', key, 'msg') == tonumber(ARGV[i + 6]) then
+      if message ~= '' and redis.call('HSTRLEN', key, 'msg') == tonumber(old_length) then
         redis.call('HSET', key, 'msg', message)
       end
     elseif group and group ~= '' then
@@ -58,8 +58,9 @@ for i = 5, #ARGV, 7 do
       keep_lock(lock, id, seconds, true)
     end
   end
-  local gone = not state or state == 'archived' or state == 'completed'
-  reply[#reply + 1] = (moves or mark ~= '' and join == mark) and 1 or gone and -1 or 0
+  local has_moved = moves or mark ~= '' and join == mark -- before, and the reply to that call was lost
+  local has_ended = not state or state == 'archived' or state == 'completed'
+  reply[#reply + 1] = has_moved and 1 or has_ended and -1 or 0
 end
 if #moved > 0 then
   redis.call('ZREM', KEYS[1], unpack(moved))
@@ -67,11 +68,13 @@ if #moved > 0 then
 end
 if #pending > 0 then redis.call('LPUSH', KEYS[4], unpack(pending)) end
 if #scores > 0 then redis.call('ZADD', KEYS[1], unpack(scores)) end
-local old = archived and redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - 90 * 86400)
-for _, ids in ipairs(old and {old, redis.call('ZRANGE', KEYS[3], 0, -10000)} or {}) do -- asynq's bounds: 9,999 stay
-  for _, id in ipairs(ids) do
-    delete_task(ARGV[1] .. id, id)
-    redis.call('ZREM', KEYS[3], id)
+if archives then -- asynq's bounds: tasks of 90 days, and 9,999 tasks
+  local expired = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - 90 * 86400)
+  for _, ids in ipairs({expired, redis.call('ZRANGE', KEYS[3], 0, -10000)}) do
+    for _, id in ipairs(ids) do
+      delete_task(ARGV[1] .. id, id)
+      redis.call('ZREM', KEYS[3], id)
+    end
   end
 end
 for line in pairs(lines) do join_line(KEYS[5], line) end

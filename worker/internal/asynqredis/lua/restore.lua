@@ -14,14 +14,15 @@
 local id, call, score, mark, message = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[7]
 local state, active_by, ticket_left, restored, lock, lock_for = unpack(redis.call('HMGET', KEYS[6],
   'state', 'sluice_call', 'sluice_ticket_left', 'sluice_restored', 'unique_key', 'sluice_lock'))
-local due = ticket_left == call and score ~= '' and mark ~= '' and mark ~= 'front'
-local reply = due and 2 or 1
+local needs_ticket = score ~= '' and mark ~= '' and mark ~= 'front' -- it is to wait for a take
+local has_no_ticket = needs_ticket and ticket_left == call
+local reply = has_no_ticket and 2 or 1
 if restored == call then return reply end -- it is a repeated call
 if state ~= 'active' or active_by ~= call or redis.call('LREM', KEYS[1], 1, id) == 0 then return 0 end
 redis.call('ZREM', KEYS[2], id)
 redis.call('HSET', KEYS[6], 'state', score == '' and 'pending' or 'scheduled', 'sluice_restored', call)
 if message ~= '' then redis.call('HSET', KEYS[6], 'msg', message) end
-if due then mark, score = 'front', ARGV[4] end
+if has_no_ticket then mark, score = 'front', ARGV[4] end
 if mark ~= 'keep' then redis.call('HSET', KEYS[6], 'sluice_join', mark) end
 if score == '' then
   redis.call('RPUSH', KEYS[4], id) -- asynq takes from the right: the task is next again

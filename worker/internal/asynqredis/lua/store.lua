@@ -12,24 +12,24 @@
 -- scheduler could store the task again after it has run, or was rejected, or after the firing was cancelled.
 
 local prefix, score, fates = ARGV[1], ARGV[2], KEYS[4]
-local firing = fates and KEYS[3]
+local firing = fates and KEYS[3] -- without KEYS[4], KEYS[3] may be the further key of a Cluster (cluster.go)
 local closed = firing and (redis.call('HGET', firing, 'phase') ~= 'enqueue' or
   redis.call('HGET', firing, 'want') == 'cancel')
-local reply, scheduled, keys, seen = {}, {}, {}, {}
+local reply, scheduled, keys, stored = {}, {}, {}, {}
 for i = 5, #ARGV, 5 do keys[#keys + 1] = prefix .. ARGV[i] end
-local absent = redis.call('EXISTS', unpack(keys)) == 0 and {} -- or else each is looked up
+local all_free = redis.call('EXISTS', unpack(keys)) == 0 -- then only an ID that comes twice needs a look
 for i = 5, #ARGV, 5 do
   local id, mark, lock, seconds = ARGV[i], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local key, index = prefix .. id, firing and string.match(id, '%d+$')
-  local found = not seen[key] and absent or redis.call('HMGET', key, 'state', 'sluice_join')
-  local result = 1
-  if found[1] and found[2] == mark then
+  local state, stored_mark, result = nil, nil, 1
+  if not all_free or stored[key] then state, stored_mark = unpack(redis.call('HMGET', key, 'state', 'sluice_join')) end
+  if state and stored_mark == mark then
     -- The call is repeated after its reply was lost.
   elseif closed or firing and string.find(redis.call('GETRANGE', fates, index, index), '%a') then
     result = 0
   elseif lock ~= '' and not redis.call('SET', lock, id, 'NX', 'EX', seconds + score - ARGV[3]) then
     result = -1
-  elseif found[1] then
+  elseif state then
     if lock ~= '' then redis.call('DEL', lock) end
     result = 0
   else
@@ -37,8 +37,8 @@ for i = 5, #ARGV, 5 do
     if lock ~= '' then redis.call('HSET', key, 'unique_key', lock, 'sluice_lock', seconds) end
     if firing then redis.call('SETRANGE', fates, index, 's') end
     scheduled[#scheduled + 1], scheduled[#scheduled + 2] = score, id
+    stored[key] = true
   end
-  seen[key] = true
   reply[#reply + 1] = result
 end
 if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end

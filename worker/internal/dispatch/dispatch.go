@@ -51,7 +51,6 @@ type Verdict struct {
 
 func (v *Verdict) isUncharged() bool { return !v.Decision.Granted && !v.Decision.Queued }
 
-// A Task is the task that asynq runs next.
 type Task struct {
 	asynqredis.Ref
 	Message asynqredis.Message

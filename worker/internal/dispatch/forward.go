@@ -43,21 +43,23 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	soon, call := time.Now().Add(joinWithin), d.Tasks.NewCall()
 	moves, joins := make([]asynqredis.Move, len(due)), make([]joinTask, len(due))
 	for i, task := range due {
-		moves[i].ID = task.ID
+		moves[i].ID = task.ID // without a time it becomes pending
 		r, line, ok := d.request(database, queue, task.Message, task.Mark != "")
 		if !ok || task.Message.GroupKey() != "" {
 			continue
 		}
-		r.Front = r.Front || retried || task.Mark == asynqredis.FrontMark
-		mark, inLine := asynqredis.Mark(r.Key, call), false
-		if key, joinCall, known := strings.Cut(task.Mark, "."); known && !retried {
-			r.Key, mark = key, task.Mark // the task's payload may have been edited since
-			inLine = joinCall != ""      // without a CALL the task perhaps did not join
+		newMark, hasJoined := asynqredis.Mark(r.Key, call), false
+		joinKey, joinCall, isOfJoin := strings.Cut(task.Mark, ".") // JOINKEY.CALL: see asynqredis.FrontMark
+		switch {
+		case retried, task.Mark == asynqredis.FrontMark:
+			r.Front = true
+		case isOfJoin: // it keeps its key, as its payload may have been edited since
+			r.Key, newMark, hasJoined = joinKey, task.Mark, joinCall != ""
 		}
-		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, mark
-		joins[i] = joinTask{message: task.Message, request: r, inLine: inLine}
+		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, newMark
+		joins[i] = joinTask{message: task.Message, request: r, hasJoined: hasJoined}
 	}
-	defer d.tell(func() { d.setOf(queue).lookAt = time.Time{} }) // some may be pending now
+	defer d.tell(func() { d.setOf(queue).lookAt = time.Time{} }) // at once: some may be pending now
 	moved, err := d.Tasks.Apply(ctx, queue, moves)
 	byLine := map[string][]joinTask{}
 	for i, move := range moves {
@@ -75,11 +77,10 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	return len(due), err
 }
 
-// A joinTask is a task that joins a line.
 type joinTask struct {
-	message asynqredis.Message
-	request throttle.Request
-	inLine  bool // by its mark
+	message   asynqredis.Message
+	request   throttle.Request
+	hasJoined bool // before, by its mark
 }
 
 // join makes scheduled tasks join a line, and moves them as the decisions demand. joinCtx bounds the join itself.
@@ -120,7 +121,7 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 			}
 		case err != nil, decisions[i].Exempt, decisions[i].Err != nil: // the task becomes pending: the middleware decides
 		default:
-			if j.inLine && !decisions[i].AlreadyQueued {
+			if j.hasJoined && !decisions[i].AlreadyQueued {
 				d.logLostTicket(queue, line)
 			}
 			if decisions[i].Nudge {

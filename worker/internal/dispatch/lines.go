@@ -43,6 +43,31 @@ type queueSet struct {
 	watchedAt   time.Time        // when this server last told Redis which lines it watches
 }
 
+// A line is this server's view of a policy's line, for a set of queues.
+//
+//	event                                              it is asked
+//	a take is answered, tickets wait                   at its appointment; this server watches the line
+//	a take is answered, nobody waits                   when there is news: it is idle
+//	a take fails                                       after a delay, which doubles
+//	news: a join, a nudge, units that are back,        now, or at a time, but not before that delay ends
+//	  nobody watches the line
+//
+// News that comes while a take is on its way may be unknown to that take: serve learns it after the answer.
+type line struct {
+	name        string // the policy's, unless that has shards
+	set         *queueSet
+	askAt       time.Time      // when to ask it next, unless takes fail; never while it is idle
+	appointment time.Time      // by the last answer; zero: see isWatched
+	backoff     outage.Backoff // of takes
+	redisTime   time.Time      // of the latest answer, by the clock of Redis
+	nudged      bool           // only this server got the line's nudge: it asks the line, or passes the nudge on
+
+	acknowledge *time.Timer // acknowledges the last take, unless another take follows; nil: there was none
+
+	lastStart float64            // the virtual time at which the task that was taken last starts
+	finishBy  map[string]float64 // by queue and tenant: the virtual time at which its last task ends
+}
+
 // round makes up to n tasks ready, and reports whether it found any. Set by set, it asks the lines that are due, and
 // looks for pending tasks. Pending tasks that have a turn come first.
 func (d *Dispatcher) round(n int) bool {
@@ -76,7 +101,6 @@ func (d *Dispatcher) firstDue(set *queueSet, now time.Time) (first *line) {
 	return first
 }
 
-// dueAt returns when to ask a line.
 func (d *Dispatcher) dueAt(l *line) time.Time {
 	return latest(l.askAt, l.backoff.Until, d.backoff.Until)
 }
@@ -93,7 +117,22 @@ func (l *line) precedes(other *line) bool {
 // A line without tickets does not save up turns.
 func (l *line) startTag() float64 { return max(l.lastStart, l.set.virtualTime) }
 
-// noteServed moves the tags of the line's tenants for tickets that were taken.
+// noteAnswer notes the answer of a take: whose turn it was, and when to ask next.
+func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
+	l.backoff = outage.Backoff{}
+	l.noteServed(taken.Tickets)
+	l.appointment, l.askAt = time.Time{}, never
+	if taken.Next >= 0 {
+		// The next take may reach Redis faster than this one did. So it is delayed by what this one took, at most transitMost.
+		l.appointment = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
+		l.askAt = l.appointment
+	}
+	if len(taken.Tickets) == 0 && taken.Next == 0 {
+		l.askAt = now.Add(askAgain)
+	}
+}
+
+// noteServed moves the tags of the line's tenants: tasks of a, a, and b of weight 2, at tag 5, end at 6, 7 and 6.5.
 func (l *line) noteServed(tickets []throttle.TakenTicket) {
 	if len(tickets) == 0 {
 		return
@@ -110,30 +149,8 @@ func (l *line) noteServed(tickets []throttle.TakenTicket) {
 	}
 }
 
-// A line is this server's view of a policy's line, for a set of queues.
-//
-//	event                                              it is asked
-//	a take is answered, tickets wait                   at its appointment; this server watches the line
-//	a take is answered, nobody waits                   when there is news: it is idle
-//	a take fails                                       after a delay, which doubles
-//	news: a join, a nudge, units that are back,        now, or at a time, but not before that delay ends
-//	  nobody watches the line
-//
-// News that comes while a take is on its way may be unknown to that take: serve learns it after the answer.
-type line struct {
-	name        string // the policy's, unless that has shards
-	set         *queueSet
-	askAt       time.Time      // when to ask it next, unless takes fail; never while it is idle
-	appointment time.Time      // by the last answer; zero: nobody waited, or the take failed
-	backoff     outage.Backoff // of takes
-	redisTime   time.Time      // of the latest answer, by the clock of Redis
-	nudged      bool           // only this server got the line's nudge: it asks the line, or passes the nudge on
-
-	acknowledge *time.Timer // acknowledges the last take, unless another take follows; nil: there was none
-
-	lastStart float64            // the virtual time at which the task that was taken last starts
-	finishBy  map[string]float64 // by queue and tenant: the virtual time at which its last task ends
-}
+// isWatched reports whether tickets waited by the last take, unless it failed: then this server keeps the appointment.
+func (l *line) isWatched() bool { return !l.appointment.IsZero() }
 
 // line returns the view of a line. A new line is asked at once.
 func (set *queueSet) line(name string) *line {
@@ -148,21 +165,6 @@ func (set *queueSet) line(name string) *line {
 // askBy sets when to ask the line, unless it is to be asked sooner.
 func (l *line) askBy(at time.Time) { l.askAt = earliest(l.askAt, at) }
 
-// noteAnswer notes the answer of a take.
-func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
-	l.backoff = outage.Backoff{}
-	l.noteServed(taken.Tickets)
-	l.appointment, l.askAt = time.Time{}, never
-	if taken.Next >= 0 {
-		// The next take may reach Redis faster than this one did. So it is delayed by what this one took, at most transitMost.
-		l.appointment = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
-		l.askAt = l.appointment
-	}
-	if len(taken.Tickets) == 0 && taken.Next == 0 {
-		l.askAt = now.Add(askAgain)
-	}
-}
-
 // update adds the lines of all current policies, and drops the others.
 func (set *queueSet) update(names []string) {
 	for _, name := range names {
@@ -173,10 +175,9 @@ func (set *queueSet) update(names []string) {
 	}
 }
 
-// watched returns the lines that this server watches.
 func (set *queueSet) watched() (names []any) {
 	for _, l := range set.lines {
-		if !l.appointment.IsZero() {
+		if l.isWatched() {
 			names = append(names, l.name)
 		}
 	}
@@ -192,9 +193,7 @@ func queueSetsOf(queues map[string]int, strict bool) (all []*queueSet) {
 	}
 	for some := range slices.Chunk(names, together) {
 		n += len(some)
-		all = append(all, &queueSet{
-			queues: some, takesOf: names[:n], outranks: n < len(names), lines: map[string]*line{},
-		})
+		all = append(all, &queueSet{queues: some, takesOf: names[:n], outranks: n < len(names), lines: map[string]*line{}})
 	}
 	return all
 }

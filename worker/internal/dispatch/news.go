@@ -24,12 +24,9 @@ func (d *Dispatcher) learn() {
 	for _, news := range heard {
 		news()
 	}
-	if waiting {
-		return
-	}
 	for _, set := range d.sets {
 		for _, l := range set.lines {
-			if l.nudged {
+			if l.nudged && !waiting {
 				l.nudged = false
 				d.nudgeOthers(set, []any{l.name})
 			}
@@ -59,7 +56,7 @@ func (d *Dispatcher) Freed(lines ...string) {
 	d.tell(func() {
 		for _, set := range d.sets {
 			for _, line := range lines {
-				if l := set.lines[line]; l != nil && !l.appointment.IsZero() {
+				if l := set.lines[line]; l != nil && l.isWatched() {
 					l.askBy(time.Now())
 				}
 			}

@@ -81,14 +81,15 @@ func (d *Dispatcher) serve() {
 		d.mu.Unlock()
 		if n == 0 || !d.round(n) {
 			d.restore(time.Now().Add(-bufferFor))
-			d.wait(d.nextRound(time.Now()))
+			until, idle := d.nextRound(time.Now())
+			d.wait(until, idle)
 		}
 	}
-	for !d.restore(time.Now()) && d.ctx.Err() == nil { // restore sleeps after an error
+	for !d.restore(time.Now()) && d.ctx.Err() == nil { // again: restore has slept since its error
 	}
 	for _, set := range d.sets {
 		for _, l := range set.lines {
-			if d.ctx.Err() == nil { // see take
+			if d.ctx.Err() == nil { // as in take
 				d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) // makes no call if nothing is unacknowledged
 			}
 		}
@@ -96,7 +97,7 @@ func (d *Dispatcher) serve() {
 	}
 }
 
-// wait waits until a time, or for news. Meanwhile hear listens for nudges: it receives from idle, unless that is nil.
+// wait waits until a time, or for news. Meanwhile hear listens for nudges, if it can receive from idle: not if that is nil.
 func (d *Dispatcher) wait(until time.Time, idle chan<- struct{}) {
 	for {
 		select {

@@ -23,9 +23,9 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		return false
 	}
 	if l.acknowledge != nil {
-		l.acknowledge.Stop() // this take does it
+		l.acknowledge.Stop() // this take acknowledges the last one
 	}
-	appointment, sent := l.appointment, time.Now()
+	appointment, sent := l.appointment, time.Now() // the appointment that this take keeps
 	ctx, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
 	taken, err := d.Limiter.Line(l.name).Take(ctx, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
@@ -39,16 +39,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	d.LimiterLog.Answered(l.redisTime.Sub(taken.At), "line", l.name)
 	l.redisTime = latest(l.redisTime, taken.At)
 	l.nudged = l.nudged && len(taken.Tickets) >= n // more may fit: the nudge is passed on if no slot is left
-	verdicts := map[string][]*Verdict{}            // by queue
-	for i, t := range taken.Tickets {
-		decidedAt := sent.Add(-max(0, taken.At.Sub(t.Decision.At))) // when the take was sent for the first time
-		verdict := &Verdict{TakenTicket: t, DecidedAt: decidedAt, FromLine: true, Line: l.name}
-		if i == 0 {
-			verdict.Due = latest(appointment, sent.Add(-t.Waited))
-		}
-		_, queue, _ := strings.Cut(t.Queue, "/") // after the ID of asynq's Redis
-		verdicts[queue] = append(verdicts[queue], verdict)
-	}
+	verdicts := verdictsOf(l, taken, sent, appointment)
 	for _, queue := range l.set.takesOf {
 		if some := verdicts[queue]; len(some) > 0 {
 			found = d.pick(l, queue, some) || found
@@ -58,6 +49,21 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 		l.acknowledge = time.AfterFunc(acknowledgeAfter, func() { d.RetryInBackground(d.Limiter.Line(l.name).Acknowledge) })
 	}
 	return found
+}
+
+// verdictsOf returns the verdicts of a take, by queue. Its first ticket began to fit at the appointment, or later.
+func verdictsOf(l *line, taken throttle.Taken, sent, appointment time.Time) map[string][]*Verdict {
+	byQueue := map[string][]*Verdict{}
+	for i, t := range taken.Tickets {
+		decidedAt := sent.Add(-max(0, taken.At.Sub(t.Decision.At))) // when the take was sent for the first time
+		verdict := &Verdict{TakenTicket: t, DecidedAt: decidedAt, FromLine: true, Line: l.name}
+		if i == 0 {
+			verdict.Due = latest(appointment, sent.Add(-t.Waited))
+		}
+		_, queue, _ := strings.Cut(t.Queue, "/") // after the ID of asynq's Redis
+		byQueue[queue] = append(byQueue[queue], verdict)
+	}
+	return byQueue
 }
 
 // openQueues returns the queues to take from for a set, by their names in the limiter, with their priorities:
@@ -141,8 +147,7 @@ func (d *Dispatcher) giveBack(
 }
 
 func (d *Dispatcher) newTask(queue, call string, m asynqredis.Message, verdict *Verdict) Task {
-	ref := asynqredis.Ref{Queue: queue, ID: m.ID()}
-	return Task{Ref: ref, Message: m, Verdict: verdict, CallKey: call, activeSince: time.Now()}
+	return Task{Ref: asynqredis.Ref{Queue: queue, ID: m.ID()}, Message: m, Verdict: verdict, CallKey: call, activeSince: time.Now()}
 }
 
 // noteFailure notes that a call of a line failed. From the second failure in a row on, no line is asked for a while.
@@ -210,9 +215,7 @@ func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 }
 
 // request returns the request of a task of a queue, and the line in which it waits, if it joins one.
-func (d *Dispatcher) request(
-	database, queue string, m asynqredis.Message, waited bool,
-) (r throttle.Request, line string, ok bool) {
+func (d *Dispatcher) request(database, queue string, m asynqredis.Message, waited bool) (r throttle.Request, line string, ok bool) {
 	if r, ok = d.Match(m, waited); ok {
 		r.Ticket = throttle.Ticket{Queue: database + "/" + queue, ID: m.ID()}
 		line = d.Limiter.LineOf(r.Policy, r.Tenant)

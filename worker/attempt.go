@@ -59,15 +59,14 @@ type outcome struct {
 // isLate reports whether the middleware, instead of asynq, is to fail a task: its deadline had passed at pick-up, it
 // has only waited, and a policy enforces limits or has denied it. If it ran and failed, asynq fails it.
 func (s *Server) isLate(a *attempt) bool {
-	deadline := a.Message.Deadline()
-	if deadline.IsZero() || a.begun.Before(deadline) || a.Message.LastError() != "" && !a.Message.Denied() {
+	deadline, hasFailed := a.Message.Deadline(), a.Message.LastError() != "" && !a.Message.Denied()
+	if deadline.IsZero() || a.begun.Before(deadline) || hasFailed {
 		return false
 	}
 	policy, matched := s.limiter.Match(a.Message.Type(), true)
 	return matched && !policy.Observe || a.Message.Denied() // denied: perhaps for a call of its handler
 }
 
-// isFromLine reports whether the task was taken from a line.
 func (a *attempt) isFromLine() bool { return a.Verdict != nil && a.Verdict.FromLine }
 
 // ending returns the outcome. While the limiter is asked, it waits for the answer.
@@ -134,7 +133,6 @@ func (as *attempts) get(ref asynqredis.Ref) *attempt {
 	return &attempt{Task: dispatch.Task{Ref: ref}, begun: time.Now(), releaseSlot: func() {}}
 }
 
-// end frees the attempt's slot, and forgets it.
 func (as *attempts) end(a *attempt) {
 	as.mu.Lock()
 	defer as.mu.Unlock()

@@ -242,10 +242,13 @@ func (c *Client) joinLine(ctx context.Context, line string, es []*enqueueTask) e
 			refused = append(refused, e)
 		}
 	}
-	if len(again) > 0 && c.breaker.Do(ctx, c.config.LimiterTimeout, func(ctx context.Context) error {
-		return c.limiter.Line(line).Leave(ctx, tickets...)
-	}) != nil {
-		again = nil // these tasks keep the positions of earlier tasks
+	if len(again) > 0 {
+		err := c.breaker.Do(ctx, c.config.LimiterTimeout, func(ctx context.Context) error {
+			return c.limiter.Line(line).Leave(ctx, tickets...)
+		})
+		if err != nil {
+			again = nil // these tasks keep the positions of earlier tasks
+		}
 	}
 	if len(refused) > 0 && c.sweep(ctx, line, begun) {
 		again = append(again, refused...)

@@ -73,7 +73,6 @@ func (s *Server) restoreOptions(
 	}
 }
 
-// lineOf returns the name of the line in which a request waits.
 func (s *Server) lineOf(r throttle.Request) string { return s.limiter.LineOf(r.Policy, r.Tenant) }
 
 // noteUndecided logs that the limiter did not answer, or that asynq's Redis did not tell its Database. It returns
@@ -109,7 +108,7 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 	deletes := call.Verb == asynqredis.Done || call.Verb == asynqredis.Complete
 	fails := call.Verb == asynqredis.Archive || call.Verb == asynqredis.Retry
 	// Only calls of asynq's recoverer have no deadline: it has found a task whose server died.
-	if _, ends := ctx.Deadline(); fails && !ends {
+	if _, hasDeadline := ctx.Deadline(); fails && !hasDeadline {
 		if recovered, err := s.tasks.Recover(ctx, call.Ref, a.CallKey); recovered || err != nil {
 			return reply(cmd, "OK", err)
 		}
@@ -120,11 +119,12 @@ func (s *Server) finish(ctx context.Context, next redis.ProcessHook, cmd *redis.
 			return s.tasks.End(ctx, cmd, firing, index, time.Since(a.begun))
 		}
 	}
+	hadTurn := a.counted.Load() || a.isFromLine()
 	var err error
 	switch {
 	case o.requeue != nil:
 		err = reply(cmd, "OK", o.requeue(ctx))
-	case call.Verb == asynqredis.Requeue && (a.counted.Load() || a.isFromLine()): // it had its turn
+	case call.Verb == asynqredis.Requeue && hadTurn:
 		a.releaseSlot()
 		back := asynqredis.RestoreOptions{Ref: a.Ref, CallKey: a.CallKey, Mark: asynqredis.KeptMark, Message: a.Message.WithTurn()}
 		err = reply(cmd, "OK", s.requeue(ctx, back, false))
@@ -189,12 +189,12 @@ func (s *Server) conclude(ctx context.Context, next redis.ProcessHook, cmd *redi
 // call until the context ends (asynq's ends with the task's lease), or until the shutdown waits no longer. It makes a
 // call of asynq's recoverer, whose context has no deadline, only once: the recoverer comes again.
 func (s *Server) repeat(ctx context.Context, do func(ctx context.Context, again bool) error) error {
-	_, ends := ctx.Deadline()
+	_, hasDeadline := ctx.Deadline()
 	for backoff, again := (outage.Backoff{}), false; ; again = true {
 		call, cancel := context.WithTimeout(ctx, cleanUpTimeout)
 		err := do(call, again)
 		cancel()
-		if !ends || !asynqredis.IsOutage(err) {
+		if !hasDeadline || !asynqredis.IsOutage(err) {
 			return err
 		}
 		backoff.Fail(time.Now())

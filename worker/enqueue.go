@@ -214,11 +214,12 @@ func (c capture) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		if !ok || e == nil {
 			return next(ctx, cmd)
 		}
-		joinsNow, late := false, (*throttle.DeniedError)(nil)
 		call, known := asynqredis.EnqueueOf(script.Args())
+		joinsNow := known && e.joinsLine && call.At.IsZero()
+		var late *throttle.DeniedError
 		if known { // else asynq adds the task to a Group
 			c.addHeaders(ctx, e, &call)
-			joinsNow, late = e.joinsLine && call.At.IsZero(), e.late(call)
+			late = e.late(call)
 		}
 		switch {
 		case e.isMember && !joinsNow:

@@ -90,12 +90,10 @@ func (c *Client) findInLine(ctx context.Context, e *Explanation) error {
 	return err
 }
 
-// waits reports whether the task waits.
 func (e Explanation) waits() bool {
 	return e.State != "active" && e.State != "completed" && e.State != "archived"
 }
 
-// why explains the state in one line of text.
 func (e Explanation) why() string {
 	next := e.NextAt.UTC().Format(time.RFC3339)
 	text := "it is scheduled for " + next

@@ -167,10 +167,11 @@ func (j *Job) neverFits(err error) error {
 	}
 	for _, w := range denied.Decision.Windows {
 		held, cost := task.CostOf(w.Unit), denied.Request.CostOf(w.Unit)
-		counts := slices.ContainsFunc(j.caller.Decision.Windows, func(window throttle.WindowState) bool {
+		isTasksOwn := slices.ContainsFunc(j.caller.Decision.Windows, func(window throttle.WindowState) bool {
 			return window.Name == w.Name && window.Scope.String() == w.Scope.String()
 		})
-		if w.Denied && w.Algorithm.Leases() && counts && held > 0 && held+cost > w.Limit {
+		deniesSlots, neverFree := w.Denied && w.Algorithm.Leases(), held > 0 && held+cost > w.Limit
+		if isTasksOwn && deniesSlots && neverFree {
 			hint := fmt.Sprintf("never fits beside the %d that the job holds: the window grants %d at most", held, w.Limit)
 			return &throttle.RequestError{
 				Policy: task.Policy, Window: w.Name, Field: "cost " + w.Unit, Value: cost, Hint: hint,

@@ -80,7 +80,8 @@ func (s *Server) process(ctx context.Context, a *attempt) error {
 		}
 		return nil
 	}
-	if s.report(ctx, a, d); !d.Granted || a.grant.Swap(nil) == nil { // nil: finish has given it back
+	s.report(ctx, a, d)
+	if !d.Granted || a.grant.Swap(nil) == nil { // the task waits, or finish has given the grant back
 		return nil
 	}
 	a.counted.Store(true)
@@ -144,7 +145,8 @@ func (s *Server) ask(ctx context.Context, a *attempt, r throttle.Request) (d thr
 		line := s.limiter.Line(verdict.Line)
 		// Next notes in Redis that a last attempt starts, but not a denied one. So only a take may grant it, not this call.
 		denied := verdict.Decision.Queued && (verdict.Decision.Policy == r.Policy || a.Message.IsLastAttempt())
-		if denied || time.Since(verdict.DecidedAt) <= startWithin && line.Matches(verdict.TakenTicket, r) {
+		isStillRight := time.Since(verdict.DecidedAt) <= startWithin && line.Matches(verdict.TakenTicket, r)
+		if denied || isStillRight {
 			return verdict.Decision, nil
 		}
 		call = func(ctx context.Context) error {
@@ -216,7 +218,6 @@ func tooLate(r throttle.Request, startsAt time.Time) *throttle.DeniedError {
 	return &throttle.DeniedError{Cause: context.DeadlineExceeded, Decision: d, Request: r, StartsAt: startsAt}
 }
 
-// leave withdraws the request's ticket, if it has one.
 func (s *Server) leave(ctx context.Context, r throttle.Request) {
 	if r.Ticket == (throttle.Ticket{}) {
 		return

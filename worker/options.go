@@ -15,11 +15,10 @@ func (option) String() string         { return "an option of worker.Client" }
 func (option) Type() asynq.OptionType { return -1 }
 func (option) Value() any             { return nil }
 
-// MaxWait is an option of the calls by which a Client enqueues. If the task may have to wait longer than d
-// before it starts, it is refused with a *throttle.DeniedError, and not enqueued. 0 is no limit.
-// If d is below 0 a task is refused unless it fits at once. While the limiter's Redis does not answer,
-// nothing is refused. A task that a policy matches cannot have MaxWait with earliest_reset, ProcessAt, ProcessIn or
-// Group.
+// MaxWait is an option of the calls by which a Client enqueues. If the task may have to wait longer than d before it
+// starts, it is refused with a *throttle.DeniedError, and not enqueued. 0 is no limit. If d is below 0 a task is refused
+// unless it fits at once. While the limiter's Redis does not answer, nothing is refused. A task that a policy matches
+// cannot have MaxWait with earliest_reset, ProcessAt, ProcessIn or Group.
 func MaxWait(d time.Duration) asynq.Option {
 	if d < 0 {
 		d = 1 // ns: 0 is no limit, and below 0 Join would refuse even a task that fits now

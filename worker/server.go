@@ -125,7 +125,6 @@ func NewServer(opt asynq.RedisConnOpt, c asynq.Config, config Config) (*Server, 
 	return s, nil
 }
 
-// asynqConfig returns the user's config, with our changes.
 func (s *Server) asynqConfig(c asynq.Config) asynq.Config {
 	c.ErrorHandler = s.reportErrors(c.ErrorHandler)
 	c.DelayedTaskCheckInterval = max(0, c.DelayedTaskCheckInterval) // below 0 asynq would spin

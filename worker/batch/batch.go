@@ -132,15 +132,13 @@ type compiled struct {
 
 var nameShape = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-const defaultMissedWithin = 24 * time.Hour
-
 func (b Batch) compile() (*compiled, error) {
 	c := &compiled{Batch: b}
 	bad := func(field string, value any, hint string) (*compiled, error) {
 		return nil, &Error{b.Name, field, value, hint}
 	}
 	c.Missed, c.Queue = cmp.Or(b.Missed, MissedSkip), cmp.Or(b.Queue, "default")
-	c.MissedWithin, c.Late = cmp.Or(b.MissedWithin, defaultMissedWithin), cmp.Or(b.Late, LateWarn)
+	c.MissedWithin, c.Late = cmp.Or(b.MissedWithin, 24*time.Hour), cmp.Or(b.Late, LateWarn)
 	c.Overlap = cmp.Or(b.Overlap, OverlapAllow)
 	schedule, scheduleZone := strings.Replace(b.Schedule, "CRON_TZ=", "TZ=", 1), ""
 	if rest, ok := strings.CutPrefix(schedule, "TZ="); ok {
@@ -148,6 +146,7 @@ func (b Batch) compile() (*compiled, error) {
 		schedule = strings.TrimSpace(schedule)
 	}
 	zone, err := time.LoadLocation(cmp.Or(scheduleZone, b.Timezone, "UTC"))
+	noZone := err != nil || zone == time.Local
 	fmt.Sscanf(b.OnFailed, "stop at %d%%", &c.stopAt)
 	switch {
 	case !nameShape.MatchString(b.Name):
@@ -156,10 +155,10 @@ func (b Batch) compile() (*compiled, error) {
 		return bad("queue", b.Queue, "must not be blank")
 	case b.Timezone != "" && scheduleZone != "":
 		return bad("timezone", b.Timezone, "must not be given beside a schedule with TZ=")
-	case (err != nil || zone == time.Local) && scheduleZone != "":
+	case noZone && scheduleZone != "":
 		return bad("schedule", b.Schedule, `must have a name of the IANA time zone database after TZ=, `+
 			`such as "Europe/Berlin"`)
-	case err != nil || zone == time.Local:
+	case noZone:
 		return bad("timezone", b.Timezone, `must be a name of the IANA time zone database, such as "Europe/Berlin"`)
 	case c.Missed != MissedSkip && c.Missed != MissedOnce:
 		return bad("missed", string(b.Missed), `must be "skip" or "once"`)

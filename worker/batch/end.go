@@ -33,8 +33,9 @@ func (w *work) watch(ctx context.Context, r record) error {
 
 // stops reports whether so many tasks have failed that the firing stops.
 func (w *work) stops(r record) bool {
-	return w.b.stopAt > 0 && r.Failed > 0 && r.Stopped == 0 && 100*r.Failed >= w.b.stopAt*r.Size &&
-		(r.Phase == phaseEnqueue || r.Phase == phaseDrain && r.ended() < r.Index) // else all have ended
+	tooMany := r.Failed > 0 && 100*r.Failed >= w.b.stopAt*r.Size
+	someLeft := r.Phase == phaseEnqueue || r.Phase == phaseDrain && r.ended() < r.Index
+	return w.b.stopAt > 0 && tooMany && someLeft && r.Stopped == neverStopped
 }
 
 // stop pauses the firing, and enqueues the task that reports it.
@@ -48,11 +49,11 @@ func (w *work) stop(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	r.Stopped, r.Want = 1, wantPause
+	r.Stopped, r.Want = isStopped, wantPause
 	if err := w.report(ctx, r, len(running), "stopped"); err != nil {
 		return err
 	}
-	_, err = w.redis.Update(ctx, w.f, w.holder, "stopped", 1)
+	_, err = w.redis.Update(ctx, w.f, w.holder, "stopped", isStopped)
 	return err
 }
 

@@ -35,7 +35,6 @@ type estimator struct {
 	last string // the fields that it wrote last, as JSON
 }
 
-// estimate runs an estimator until the context ends.
 func (w *work) estimate(ctx context.Context) {
 	e := &estimator{work: w}
 	for delay := estimateEvery; sleep(ctx, delay); {
@@ -53,7 +52,7 @@ func (e *estimator) look(ctx context.Context) error {
 	if err != nil || r.Phase != phaseEnqueue && r.Phase != phaseDrain {
 		return err
 	}
-	if r.Want != "" && r.Want != wantRun { // nobody knows when it goes on
+	if r.isHeld() { // nobody knows when it goes on
 		return e.write(ctx, expectedFields(inspect.Finish{}), nil)
 	}
 	if e.plan == nil {
@@ -121,12 +120,10 @@ func (e *estimator) write(ctx context.Context, fields []any, tenants []time.Time
 	return err
 }
 
-// expectedFields returns the fields of a firing's forecast.
 func expectedFields(f inspect.Finish) []any {
 	return []any{"expected", expected(f), "binds", f.Binds, "overdue", f.Late}
 }
 
-// readPlan reads the plan of a firing.
 func (s *Scheduler) readPlan(ctx context.Context, f asynqredis.Firing) (*firingPlan, error) {
 	data, err := s.redis.Kept(ctx, f, keptPlan)
 	p := &firingPlan{}

@@ -167,7 +167,6 @@ func (s *Scheduler) plan(
 // their cost are one kind, which counts with their mean cost.
 const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
-// count goes through the tasks of a tenant.
 func (s *Scheduler) count(ctx context.Context, b *compiled, f Firing, tenant string) (tenantTasks, error) {
 	t := tenantTasks{TenantPlan: TenantPlan{Tenant: tenant}}
 	indexes, byCost := map[string]int{}, true
@@ -239,7 +238,7 @@ func (t tenantTasks) left(n, joined int, duration time.Duration) (demands []insp
 		return demands
 	}
 	sum := 0
-	for kind, k := range t.Kinds { // each kind has its share of n
+	for kind, k := range t.Kinds { // each has its share: of n = 5, kinds of 6, 3 and 1 tasks have 3, 1 and 1
 		add(kind, n*(sum+k.Count)/total-n*sum/total)
 		sum += k.Count
 	}
@@ -328,7 +327,7 @@ func changes(ctx context.Context, snapshot *inspect.Snapshot, o inspect.PlanOpti
 	if late() { // no limit helps
 		return nil, err
 	}
-	// Each limit in turn is lowered to the least that still helps.
+	// Each limit in turn falls to the least that still helps: it is doubled until that helps, then searched in between.
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		least := limits[name]
 		for o.Limits[name] = least; late(); o.Limits[name] *= 2 {

@@ -110,11 +110,13 @@ type record struct {
 	Since    int64  `redis:"delayed_since"`
 	Round    int    `redis:"round"`   // how often it was retried
 	Size     int    `redis:"size"`    // how many tasks it has by its plan
-	Stopped  int    `redis:"stopped"` // 1 if Batch.OnFailed stopped it since it was last retried; 2: it was resumed since
+	Stopped  int    `redis:"stopped"` // by Batch.OnFailed, since it was last retried: see neverStopped
 	Took     int64  `redis:"took"`    // us: all done tasks together
 }
 
-// Phases of a firing.
+// Values of record.Stopped. batch_want.lua writes 2 when a stopped firing is resumed: it does not stop again.
+const neverStopped, isStopped = 0, 1
+
 const (
 	phaseNew     = "new"     // nothing was enqueued
 	phaseEnqueue = "enqueue" // index, tenant and offset are its cursor
@@ -140,13 +142,16 @@ func recordOf(fields map[string]string) (r record, err error) {
 // ended returns how many tasks have ended in any way.
 func (r record) ended() int { return r.Done + r.Failed + r.Rejected + r.Cancelled }
 
+// isHeld reports whether the firing is paused or cancelled: perhaps no scheduler forecasts it any more.
+func (r record) isHeld() bool { return r.Want == wantPause || r.Want == wantCancel }
+
 func (r record) state() State {
 	switch {
 	case r.Phase == phaseEnded:
 		return r.Outcome
 	case r.Want == wantCancel:
 		return StateCancelling
-	case r.Stopped == 1 && r.Want == wantPause:
+	case r.Stopped == isStopped && r.Want == wantPause:
 		return StateStopped
 	case r.SetAside && r.Phase != phaseNew, r.Want == wantPause && r.Phase == phaseNew: // nothing is enqueued
 		return StatePaused
@@ -170,7 +175,7 @@ func (b *compiled) status(f asynqredis.Firing, r record, running int) Status {
 	if s.DelayedBy != "" {
 		s.DelayedSince = time.Unix(r.Since, 0).UTC()
 	}
-	if r.Want == wantPause || r.Want == wantCancel { // perhaps no scheduler forecasts it any more
+	if r.isHeld() {
 		s.Finish, s.Binds, s.Overdue = time.Time{}, "", 0
 	}
 	s.Total = max(r.Index, r.ended())
@@ -238,7 +243,7 @@ func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, erro
 	}
 	for i := range all {
 		switch t := &all[i]; {
-		case t.Waiting == 0 || r.Want == wantPause || r.Want == wantCancel: // as in status
+		case t.Waiting == 0 || r.isHeld(): // as in status
 		case data == "" && !r.Finish.IsZero(): // nobody has looked yet
 			t.Finish = t.Planned
 		case i < len(expected):
@@ -248,7 +253,6 @@ func (s *Scheduler) Tenants(ctx context.Context, f Firing) ([]TenantStatus, erro
 	return all, nil
 }
 
-// record reads a firing.
 func (s *Scheduler) record(ctx context.Context, f Firing) (*compiled, asynqredis.Firing, record, error) {
 	firing, err := s.firing(f)
 	if err != nil {

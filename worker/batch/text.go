@@ -1,7 +1,6 @@
 package batch
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -86,13 +85,15 @@ func (s Status) String() string {
 	return text
 }
 
-// behind describes how far the firing is behind its plan, or ahead of it.
 func (s Status) behind() string {
-	if s.State == StateRefused || s.State == StateCancelled || s.Planned.IsZero() || s.Finish.IsZero() && !s.HasEnded() {
+	isUnknown := s.Planned.IsZero() || s.Finish.IsZero() && !s.HasEnded()
+	switch behind := s.Behind().Round(time.Second); {
+	case isUnknown, s.State == StateRefused, s.State == StateCancelled:
 		return ""
+	case behind > 0:
+		return fmt.Sprintf(", %v behind its plan", behind)
+	case behind < 0:
+		return fmt.Sprintf(", %v ahead of its plan", -behind)
 	}
-	behind := s.Behind().Round(time.Second)
-	return []string{
-		fmt.Sprintf(", %v ahead of its plan", -behind), ", as planned", fmt.Sprintf(", %v behind its plan", behind),
-	}[1+cmp.Compare(behind, 0)]
+	return ", as planned"
 }

@@ -10,14 +10,15 @@ import (
 	"github.com/sluice-go/sluice/worker/internal/asynqredis"
 )
 
-// sweepAgainMost is the longest delay between two sweeps.
-const sweepAgainMost = 30 * time.Second
+// sweepAgainMost is the longest delay between two sweeps. neverAgain is the sweepDelay if no task can come back.
+const sweepAgainMost, neverAgain = 30 * time.Second, time.Duration(-1)
 
 // pause takes the firing's waiting tasks out of their lines. It does so again until none of its tasks runs, as running
 // tasks may come back to wait.
 func (w *work) pause(ctx context.Context, r record) error {
-	if r.Phase == phaseNew || r.SetAside && (w.sweepDelay < 0 || time.Since(w.swept) < w.sweepDelay) {
-		return nil // nothing is enqueued, or it is not yet time for the next sweep
+	isSwept := r.SetAside && (w.sweepDelay == neverAgain || time.Since(w.swept) < w.sweepDelay) // for now
+	if r.Phase == phaseNew || isSwept {
+		return nil
 	}
 	if err := w.withdraw(ctx, r, w.move(ctx, asynqredis.SetAside)); err != nil {
 		return err
@@ -57,7 +58,7 @@ func (w *work) retry(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.redis.Update(ctx, w.f, w.holder, "phase", phaseDrain, "stopped", 0)
+	_, err = w.redis.Update(ctx, w.f, w.holder, "phase", phaseDrain, "stopped", neverStopped)
 	return err
 }
 
@@ -75,7 +76,7 @@ func (w *work) cancel(ctx context.Context, r record) (again bool, err error) {
 		}
 		return w.redis.Count(ctx, w.f, "failed", indexes)
 	})
-	if err != nil || w.sweepDelay > 0 {
+	if err != nil || w.sweepDelay != neverAgain {
 		return false, err
 	}
 	r, err = w.read(ctx)
@@ -112,8 +113,8 @@ func (w *work) withdraw(ctx context.Context, r record, move func(indexes []int) 
 	case err != nil:
 		return err
 	case len(running)+len(after) == 0:
-		w.sweepDelay = -1
-	case w.sweepDelay <= 0:
+		w.sweepDelay = neverAgain
+	case w.sweepDelay == 0, w.sweepDelay == neverAgain:
 		w.sweepDelay = lookEvery
 	default:
 		w.sweepDelay = min(2*w.sweepDelay, sweepAgainMost)
@@ -155,7 +156,6 @@ func (w *work) lines(ctx context.Context) (lines []string, err error) {
 	}), err
 }
 
-// leave takes tasks out of lines.
 func (w *work) leave(ctx context.Context, lines []string, indexes []int) error {
 	database, err := w.redis.Database(ctx)
 	if err != nil {

@@ -34,7 +34,7 @@ type work struct {
 	progressed   time.Time     // when ended last changed
 	recountAfter time.Duration // how long after `progressed` watch counts anew
 	swept        time.Time     // when withdraw last swept
-	sweepDelay   time.Duration // before the next sweep for tasks that come back; below 0 if none can
+	sweepDelay   time.Duration // before the next sweep for tasks that come back; 0: now; or neverAgain
 }
 
 // work works for a firing if nobody else does.
@@ -79,7 +79,6 @@ func (w *work) renew(ctx context.Context, cancel context.CancelCauseFunc) {
 	}
 }
 
-// read reads the firing.
 func (w *work) read(ctx context.Context) (record, error) {
 	fields, err := w.redis.Fields(ctx, w.f)
 	if err != nil {

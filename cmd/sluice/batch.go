@@ -23,6 +23,7 @@ type BatchCommand struct {
 	workersCommand
 
 	Batch  string   // "" for the only one of the file
+	File   string   // with the batches; connect takes its policies from Redis alone
 	Limits []string // WINDOW=N
 	Tick   string   // "" for the newest firing, or for the next if it is planned
 }
@@ -33,7 +34,7 @@ func (m *Main) batchCommand() *cli.Command {
 	batch := &cli.Command{
 		Name: "batch", Usage: "plan or fire a batch, and show, pause, resume, retry or cancel it",
 		Flags: append([]cli.Flag{
-			&cli.StringFlag{Name: "policies", Destination: &c.Policies, TakesFile: true,
+			&cli.StringFlag{Name: "policies", Destination: &c.File, TakesFile: true,
 				Usage: "the batches, and the policies if none are published: a policy `FILE`; - reads stdin"},
 			&cli.StringFlag{Name: "batch", Destination: &c.Batch,
 				Usage: "the batch `NAME`; by default the only one of the file"},
@@ -74,6 +75,9 @@ var batchVerbs = []batchVerb{
 }
 
 func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
+	if c.File == "" {
+		return badUsage("--policies is missing: must be a policy file with batches")
+	}
 	tick, err := c.tick(verb)
 	if err != nil {
 		return err
@@ -82,13 +86,12 @@ func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
 	if err != nil {
 		return inputError{err}
 	}
-	c.Policies = "" // connect takes the published policies, if there are any
 	f, err := c.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer f.server.Close()
-	if f.state.Version == 0 {
+	if f.state.Version == 0 { // no policies are published
 		if err := f.limiter.SetPolicies(policies); err != nil {
 			return err
 		}
@@ -123,10 +126,8 @@ func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
 	return c.follow(ctx, scheduler, firing, verb)
 }
 
+// tick returns the time of --tick, zero without.
 func (c *BatchCommand) tick(verb batchVerb) (tick time.Time, err error) {
-	if c.Policies == "" {
-		return tick, badUsage("--policies is missing: must be a policy file with batches")
-	}
 	if c.Tick == "" {
 		return tick, nil
 	}
@@ -141,7 +142,7 @@ func (c *BatchCommand) tick(verb batchVerb) (tick time.Time, err error) {
 
 // load returns the batch and the policies of the file.
 func (c *BatchCommand) load() (b batch.Batch, policies []throttle.Policy, err error) {
-	name, policies, batches, err := c.loadBatches(c.Policies)
+	name, policies, batches, err := c.loadBatches(c.File)
 	if err != nil {
 		return b, nil, err
 	}
@@ -162,7 +163,7 @@ func (c *BatchCommand) load() (b batch.Batch, policies []throttle.Policy, err er
 
 // find returns the firing, which must exist: without a tick the newest one.
 func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Firing) (batch.Firing, error) {
-	newest, err := s.Firings(ctx, f.Batch, 10) // for the message
+	newest, err := s.Firings(ctx, f.Batch, 10) // more than one for the message alone
 	switch {
 	case err != nil:
 		return f, err
@@ -183,8 +184,8 @@ func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Fir
 	return f, err
 }
 
-// follow requests the verb's change, and shows how far the firing is, until the change is done. It runs the scheduler
-// meanwhile, as perhaps none runs elsewhere.
+// follow requests the verb's change, and shows how far the firing is, until the change is done. Meanwhile it runs the
+// scheduler, as perhaps none runs elsewhere.
 func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.Firing, verb batchVerb) error {
 	if verb.request != nil {
 		switch err := verb.request(s, ctx, f); {
@@ -206,19 +207,19 @@ func (c *BatchCommand) follow(ctx context.Context, s *batch.Scheduler, f batch.F
 			progress.Clear()
 			fmt.Fprint(c.Stderr, "sluice: stopped: the firing goes on where a scheduler runs; \"sluice batch resume\" "+
 				"goes on here until all tasks are enqueued, and \"batch cancel\" ends it\n")
-			return errInterrupted
+			return context.Canceled
 		}
 		if err != nil {
 			return err
 		}
-		stopped := status.State == batch.StateStopped && verb.name != "resume"
-		if stopped || status.HasEnded() || status.State == verb.reached {
+		needsHelp := status.State == batch.StateStopped && verb.name != "resume" // which restarts it
+		if needsHelp || status.HasEnded() || status.State == verb.reached {
 			progress.Clear()
 			return c.print(ctx, s, status, verb)
 		}
 		progress.Show(func() string { return fmt.Sprintf("%s: %v", status.State, status) })
 		select {
-		case <-ctx.Done():
+		case <-ctx.Done(): // the loop returns
 		case <-time.After(200 * time.Millisecond):
 		}
 	}

@@ -32,7 +32,8 @@ func (c *BatchCommand) plan(ctx context.Context, scheduler *batch.Scheduler, f b
 	case err != nil:
 		return err
 	}
-	return c.showEnd(p.Overdue+p.Rejected > 0 || p.Total > 0 && p.Finish.IsZero(), p, func() {
+	endUnknown := p.Total > 0 && p.Finish.IsZero()
+	return c.showAndFailIf(p.Overdue+p.Rejected > 0 || endUnknown, p, func() {
 		fmt.Fprintf(c.Stdout, "%v\n\n", p)
 		t := show.NewTable(c.Stdout, "TENANT", "TASKS", "EXPECTED END", "OVERDUE")
 		for _, tenant := range p.Tenants {
@@ -49,8 +50,9 @@ func (c *BatchCommand) print(ctx context.Context, scheduler *batch.Scheduler, s 
 	if err != nil {
 		return err
 	}
-	failed := s.Failed+s.Rejected > 0 || s.State == batch.StateStopped || s.HasEnded() && s.State != batch.StateDone
-	return c.showEnd(failed && s.State != verb.reached, struct {
+	endedEarly := s.HasEnded() && s.State != batch.StateDone
+	failed := s.Failed+s.Rejected > 0 || s.State == batch.StateStopped || endedEarly
+	return c.showAndFailIf(failed && s.State != verb.reached, struct {
 		batch.Status
 		Tenants []batch.TenantStatus `json:"tenants"`
 	}{s, tenants}, func() {

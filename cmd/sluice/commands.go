@@ -78,7 +78,7 @@ func (m *Main) command() *cli.Command {
 	return root
 }
 
-// finish sets for a command and its subcommands the help, and what all commands have in common.
+// finish gives a command and its subcommands the help and the checks that all commands have.
 func finish(c *cli.Command, help string) {
 	for _, f := range c.Flags {
 		f.(interface{ SetStringer(cli.FlagStringFunc) }).SetStringer(flagLine)
@@ -106,7 +106,7 @@ func finish(c *cli.Command, help string) {
 // badArguments returns an error unless the arguments are as many as ArgsUsage names, such as "POLICY [TENANT]".
 func badArguments(cmd *cli.Command) error {
 	names := strings.Fields(cmd.ArgsUsage)
-	required := slices.IndexFunc(append(names, "["), func(name string) bool { return name[0] == '[' })
+	required := len(names) - strings.Count(cmd.ArgsUsage, "[")
 	switch n := cmd.NArg(); {
 	case len(cmd.Commands) > 0:
 		return unknownCommand(cmd)
@@ -128,14 +128,14 @@ func unknownCommand(cmd *cli.Command) error {
 	for _, c := range commands {
 		names = append(names, c.Name)
 	}
+	all := strings.Join(names, ", ")
 	arg := cmd.Args().First()
 	if arg == "" {
-		return badUsage("%s needs one of %s", cmd.Name, strings.Join(names, ", "))
+		return badUsage("%s needs one of %s", cmd.Name, all)
 	}
 	if near := policyfile.Suggest(arg, names); near != "" {
 		return badInput("unknown command %q: did you mean %q?", arg, near)
 	}
-	all := strings.Join(names, ", ")
 	return badInput("unknown command %q: must be one of %s: see %q", arg, all, cmd.FullName()+" -h")
 }
 
@@ -168,11 +168,12 @@ func onUsageError(_ context.Context, cmd *cli.Command, err error, _ bool) error 
 		}
 		return badInput("unknown flag --%s: %s", name, see)
 	}
-	if i := strings.Index(text, "strconv."); i >= 0 {
-		text = text[:i] + "must be a" + strings.Repeat(" whole", strings.Count(text, "ParseInt")) + " number"
-	}
-	if i := strings.Index(text, "time: "); i >= 0 {
-		text = text[:i] + "must be a duration such as 500ms, 30s or 1m30s"
+	if flag, _, found := strings.Cut(text, "strconv.ParseInt"); found {
+		text = flag + "must be a whole number"
+	} else if flag, _, found := strings.Cut(text, "strconv."); found {
+		text = flag + "must be a number"
+	} else if flag, _, found := strings.Cut(text, "time: "); found {
+		text = flag + "must be a duration such as 500ms, 30s or 1m30s"
 	}
 	return badInput("%s: %s", text, see)
 }

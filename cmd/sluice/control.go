@@ -27,7 +27,7 @@ type ControlCommand struct {
 	args           cli.Args
 	author         control.Author
 	needsFor       bool   // the command requires --for
-	policy, tenant string // of an intervention; the tenant may be ""
+	policy, tenant string // its target; the tenant may be ""
 }
 
 func (m *Main) control() *ControlCommand {
@@ -41,12 +41,12 @@ type outcome struct {
 	Changed  bool   `json:"changed"`
 	Changes  string `json:"changes,omitempty"` // of the policies
 	Count    int    `json:"count,omitempty"`
-	Override string `json:"override,omitempty"` // of all tenants, in force on top of what was published
+	Override string `json:"override,omitempty"` // of all tenants, in force on top of the published policies
 	Replaces string `json:"replaces,omitempty"` // the earlier override or pause, and who made it
 	Version  int64  `json:"version,omitempty"`
 	Until    string `json:"until,omitempty"`
 
-	text string
+	text string // of an intervention: without its target, which complete puts first
 }
 
 // An action makes the change of a command.
@@ -83,8 +83,7 @@ func (c *ControlCommand) change(name, usage, args string, do action, flags ...cl
 	}
 }
 
-// intervention returns a command that intervenes in a policy, or for one tenant of it. The text of do's outcome lacks
-// its subject: the name of the tenant or policy is put first.
+// intervention returns a command that intervenes in a policy, or for one tenant of it: the target.
 func (c *ControlCommand) intervention(name, usage, args string, do action, flags ...cli.Flag) *cli.Command {
 	return c.change(name, usage, args, func(ctx context.Context, f *fleet) (outcome, error) {
 		if err := c.readTarget(ctx, f); err != nil {
@@ -95,9 +94,9 @@ func (c *ControlCommand) intervention(name, usage, args string, do action, flags
 	}, flags...)
 }
 
-// complete adds the policy, the tenant and the end of an intervention, and tells in its text what it replaces.
+// complete adds to an intervention's outcome the target and the end, and to its text what the intervention replaces.
 func (c *ControlCommand) complete(out outcome) outcome {
-	out.Policy, out.Tenant, out.text = c.policy, c.tenant, c.name()+out.text
+	out.Policy, out.Tenant, out.text = c.policy, c.tenant, c.target()+out.text
 	if c.For > 0 {
 		until := time.Now().Add(c.For)
 		out.Changed, out.Until = true, until.UTC().Format(time.RFC3339)
@@ -109,8 +108,8 @@ func (c *ControlCommand) complete(out outcome) outcome {
 	return out
 }
 
-// forFlag returns the flag --for, and makes it required.
-func (c *ControlCommand) forFlag() cli.Flag {
+// requireFor returns the flag --for, and makes sign require it.
+func (c *ControlCommand) requireFor() cli.Flag {
 	c.needsFor = true
 	return &cli.DurationFlag{Name: "for", Usage: "it ends by itself after `DURATION`; required", Destination: &c.For}
 }
@@ -139,11 +138,11 @@ func (c *ControlCommand) readTarget(ctx context.Context, f *fleet) error {
 		return nil
 	}
 	p, err := f.policy(c.policy)
-	inForce := f.state.Describe(control.Overridden, c.policy, c.tenant) + f.state.Describe(control.Paused, c.policy, c.tenant)
-	if err != nil && inForce != "" {
-		return nil // of a policy that was removed since: it can be ended
+	override, pause := f.state.Describe(control.Overridden, c.policy, c.tenant), f.state.Describe(control.Paused, c.policy, c.tenant)
+	if err != nil && override+pause != "" {
+		return nil // the policy was removed since, but its override and pause can be ended
 	}
-	if err != nil || c.tenant == "" {
+	if err != nil || c.tenant == "" || override != "" {
 		return err
 	}
 	known, others, err := c.lookUpTenant(ctx, f, p)
@@ -154,12 +153,12 @@ func (c *ControlCommand) readTarget(ctx context.Context, f *fleet) error {
 	if near := policyfile.Suggest(c.tenant, others); near != "" {
 		hint = fmt.Sprintf("did you mean %q?", near)
 	}
-	fmt.Fprintf(c.Stderr, "sluice: warning: %s has nothing that waits, and is not known to have been granted anything: %s\n", c.name(), hint)
+	fmt.Fprintf(c.Stderr, "sluice: warning: %s has nothing that waits, and is not known to have been granted anything: %s\n", c.target(), hint)
 	return nil
 }
 
-// lookUpTenant reports whether the policy knows the tenant: by its settings, an override, tickets, units used or
-// grants of the last hour. If not, it returns the names of others.
+// lookUpTenant reports whether the policy knows the tenant: by its settings, tickets, units used or grants of
+// the last hour. If not, it returns the names of tenants that the policy knows.
 func (c *ControlCommand) lookUpTenant(
 	ctx context.Context, f *fleet, p throttle.Policy,
 ) (known bool, others []string, err error) {
@@ -173,9 +172,6 @@ func (c *ControlCommand) lookUpTenant(
 		for _, w := range t.Windows {
 			known = known || w.Used > 0
 		}
-	}
-	for _, o := range f.state.Overrides {
-		known = known || o.Policy == p.Name && o.Tenant == c.tenant
 	}
 	uses, err := usage.Top(ctx, f.limiter, p.Name, 1000)
 	if err != nil || known {
@@ -192,8 +188,8 @@ func (c *ControlCommand) lookUpTenant(
 	return known, others, err
 }
 
-// name returns the name of the policy, or of its tenant, for messages.
-func (c *ControlCommand) name() string {
+// target names the policy, or its tenant, in messages.
+func (c *ControlCommand) target() string {
 	if c.tenant == "" {
 		return c.policy
 	}

@@ -31,65 +31,66 @@ func (m *Main) doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name: "doctor", Usage: "check whether a Redis is set up for workers", Flags: c.liveFlags(),
 		Action: func(ctx context.Context, _ *cli.Command) error {
-			d := diagnosis{Findings: []string{}, Warnings: []string{}}
-			findings, err := c.findings(ctx, &d.Warnings)
+			d := diagnosis{Findings: []string{}, Warnings: []string{}} // in JSON no null
+			err := c.diagnose(ctx, &d)
 			if ctx.Err() != nil {
-				return errInterrupted
+				return context.Canceled
 			}
 			if isBadInput(err) {
 				return err
 			}
-			d.Findings = append(d.Findings, findings...)
 			if err != nil {
 				d.Error = err.Error()
 			}
-			d.OK = err == nil && len(findings) == 0
-			return c.showEnd(!d.OK, d, func() { d.print(c.Stdout) })
+			d.OK = err == nil && len(d.Findings) == 0
+			return c.showAndFailIf(!d.OK, d, func() { d.print(c.Stdout) })
 		},
 	}
 }
 
-// findings looks at the Redis as the servers and clients of workers do, and at the policies.
-func (c *workersCommand) findings(ctx context.Context, warnings *[]string) ([]string, error) {
+// diagnose looks at the Redis as the servers and clients of workers do, and at the policies. d has all that it found.
+func (c *workersCommand) diagnose(ctx context.Context, d *diagnosis) error {
 	f, err := c.connect(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer f.server.Close()
 	lines := inspect.Of(f.limiter)
 	for _, p := range f.state.Removed {
 		s, err := lines.State(ctx, inspect.Query{Limit: 1, Policy: p.Name})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if s.Waiting > 0 {
-			*warnings = append(*warnings, fmt.Sprintf("policy %s was removed, and has %s in line: what waits goes on by "+
-				"its last windows", words.Name(p.Name), count(s.Waiting, "task")))
+			d.Warnings = append(d.Warnings, fmt.Sprintf("policy %s was removed, and has %s in line: what waits goes on by "+
+				"its last windows", words.Name(p.Name), countText(s.Waiting, "task")))
 		}
 	}
 	orphans, err := lines.Orphans(ctx)
 	if err != nil && !errors.Is(err, throttle.ErrForbidden) {
-		return nil, err
+		return err
 	}
 	for _, policy := range slices.Sorted(maps.Keys(orphans)) {
-		*warnings = append(*warnings, fmt.Sprintf("policy %s is not published, and has %s in line: workers must have "+
+		d.Warnings = append(d.Warnings, fmt.Sprintf("policy %s is not published, and has %s in line: workers must have "+
 			"it in their files; else each waits until asynq has it due, and goes by the policy that matches then",
-			words.Name(policy), count(orphans[policy], "task")))
+			words.Name(policy), countText(orphans[policy], "task")))
 	}
 	client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer client.Close()
 	findings, err := client.CheckRedis(ctx)
-	return findings, errors.Join(err, f.state.PoliciesErr)
+	d.Findings = append(d.Findings, findings...)
+	return errors.Join(err, f.state.PoliciesErr)
 }
 
 func (d diagnosis) print(w io.Writer) {
 	for _, finding := range d.Findings {
 		fmt.Fprintf(w, "finding: %s\n", finding)
 	}
-	if d.Error != "" && !slices.ContainsFunc(d.Findings, func(f string) bool { return strings.Contains(d.Error, f) }) {
+	isFinding := slices.ContainsFunc(d.Findings, func(finding string) bool { return strings.Contains(d.Error, finding) })
+	if d.Error != "" && !isFinding {
 		fmt.Fprintf(w, "finding: %s\n", d.Error)
 	}
 	for _, warning := range d.Warnings {

@@ -79,17 +79,17 @@ func (m *Main) dropCommand() *cli.Command {
 			}
 			return c.show(d, func() {
 				if yes {
-					fmt.Fprintf(c.Stdout, "%s: %sd %s\n", c.name(), verb, count(int64(d.Count), "waiting task"))
+					fmt.Fprintf(c.Stdout, "%s: %sd %s\n", c.target(), verb, countText(int64(d.Count), "waiting task"))
 					return
 				}
 				fmt.Fprintf(c.Stdout, "%s: would %s %s. Nothing is changed: --yes does it.\n",
-					c.name(), verb, count(int64(d.Count), "waiting task"))
+					c.target(), verb, countText(int64(d.Count), "waiting task"))
 			})
 		},
 	}
 }
 
-// preview counts the waiting tasks of each queue, and the tasks that the archive would lose.
+// preview counts the waiting tasks of each queue, and the tasks that the archive would lose: none if tasks are removed.
 func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dropReport, error) {
 	d, waiting := dropReport{Policy: c.policy, Queues: []droppedQueue{}, Tenant: c.tenant}, map[string]int{}
 	line := f.limiter.Line(f.limiter.LineOf(c.policy, c.tenant))
@@ -105,7 +105,7 @@ func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dr
 		return d, err
 	}
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
-	queues, err := inspector.Queues()
+	queues, err := inspector.Queues()                           // on an error none
 	for _, name := range slices.Sorted(slices.Values(queues)) { // tickets of other queues are for no task of asynq's
 		if waiting[name] == 0 {
 			continue
@@ -136,8 +136,8 @@ func (d dropReport) warn(m *Main) {
 }
 
 // drop archives or deletes the tasks, shows its progress, and returns their number. `all` is the preview's number.
-func (c *ControlCommand) drop(ctx context.Context, f *fleet, verb string, all int64) (n int, err error) {
-	if err := c.record(ctx, f, control.Dropped, fmt.Sprintf("%s %s", verb, count(all, "waiting task"))); err != nil {
+func (c *ControlCommand) drop(ctx context.Context, f *fleet, verb string, all int64) (int, error) {
+	if err := c.record(ctx, f, control.Dropped, fmt.Sprintf("%s %s", verb, countText(all, "waiting task"))); err != nil {
 		return 0, err
 	}
 	client, err := worker.NewClient(f.server.Opt, worker.ClientConfig{Limiter: f.limiter})
@@ -148,15 +148,17 @@ func (c *ControlCommand) drop(ctx context.Context, f *fleet, verb string, all in
 	progress := show.NewProgress(c.Stderr, 2*time.Second)
 	progress.Restart()
 	defer progress.Clear()
-	ended := make(chan struct{})
+	dropped := 0 // may be read when ended has a value
+	ended := make(chan error, 1)
 	go func() {
-		defer close(ended)
-		n, err = client.Drop(ctx, worker.DropOptions{Delete: verb == "delete", Policy: c.policy, Tenant: c.tenant})
+		var err error
+		dropped, err = client.Drop(ctx, worker.DropOptions{Delete: verb == "delete", Policy: c.policy, Tenant: c.tenant})
+		ended <- err
 	}()
 	for {
 		select {
-		case <-ended:
-			return n, err
+		case err := <-ended:
+			return dropped, err
 		case <-time.After(500 * time.Millisecond):
 		}
 		s, err := inspect.Of(f.limiter).State(ctx, inspect.Query{Policy: c.policy, Tenant: c.tenant})

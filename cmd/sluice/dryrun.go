@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/sluice-go/sluice/cmd/sluice/internal/jobs"
@@ -45,12 +44,13 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 			return badInput("--out: %w", err)
 		}
 	}
-	todo := slices.DeleteFunc(slices.Clone(list), func(job jobs.Job) bool {
-		r, done := known[job.ID]
-		return done && !(c.RetryFailed && r.Error != "")
-	})
-	var demands []inspect.Demand
-	for _, job := range todo {
+	var demands []inspect.Demand // one for each job to be done
+	for _, job := range list {
+		result, done := known[job.ID]
+		runsAgain := c.RetryFailed && result.Error != ""
+		if done && !runsAgain {
+			continue
+		}
 		policy, _ := limiter.Match(job.Type, false)
 		r := throttle.Request{Cost: job.Cost, Policy: policy.Name, Tenant: job.Tenant}
 		demands = append(demands, inspect.Demand{Count: 1, Request: r})
@@ -63,17 +63,17 @@ func (c *RunCommand) dryRun(ctx context.Context, list []jobs.Job, policies []thr
 	if err != nil {
 		return err
 	}
-	f := dryRunReport{Jobs: len(todo), Done: len(list) - len(todo), Window: plan.Binds}
+	report := dryRunReport{Jobs: len(demands), Done: len(list) - len(demands), Window: plan.Binds}
 	text := "take longer than can be planned"
 	if !plan.Expected.IsZero() {
 		took := max(0, plan.Expected.Sub(plan.At))
-		f.AtBestSeconds = new(took.Round(time.Millisecond).Seconds())
-		text = fmt.Sprintf("take %s at best: the last one waits for window %s", words.Span(took), f.Window)
-		if f.Window == "" {
+		report.AtBestSeconds = new(took.Round(time.Millisecond).Seconds())
+		text = fmt.Sprintf("take %s at best: the last one waits for window %s", words.Span(took), report.Window)
+		if report.Window == "" {
 			text = "fit at once: no window makes them wait"
 		}
 	}
-	return c.show(f, func() {
-		fmt.Fprintf(c.Stdout, "%d jobs, %d of them done before.\nThe others %s.\n", len(list), f.Done, text)
+	return c.show(report, func() {
+		fmt.Fprintf(c.Stdout, "%d jobs, %d of them done before.\nThe others %s.\n", len(list), report.Done, text)
 	})
 }

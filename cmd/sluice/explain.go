@@ -51,7 +51,7 @@ func (m *Main) explainCommand() *cli.Command {
 					return err
 				}
 			}
-			return c.showEnd(e.State == "", found, func() {
+			return c.showAndFailIf(e.State == "", found, func() {
 				fmt.Fprintf(c.Stdout, "task %q of queue %q: %s\n%s\n", e.ID, e.Queue, cmp.Or(e.State, "unknown"), e.Why)
 				if e.Line != nil {
 					printLine(c.Stdout, *e.Line)
@@ -68,7 +68,7 @@ func (m *Main) explainCommand() *cli.Command {
 // printLine shows how a ticket stands in its line.
 func printLine(w io.Writer, s inspect.State) {
 	table := show.NewTable(w, "TENANT", "POSITION", "WAITS", "STARTS IN")
-	table.Row(s.Tenant, fmt.Sprintf("%d of %d", s.Position, s.Waiting), since(s.Since, s.At), startText(s))
+	table.Row(s.Tenant, fmt.Sprintf("%d of %d", s.Position, s.Waiting), spanText(s.Since, s.At), startText(s))
 	table.Flush()
 	for _, note := range notes(s) {
 		fmt.Fprintln(w, note)

@@ -98,8 +98,8 @@ func (c *RunCommand) readHeaders() ([]jobs.Header, error) {
 	return headers, nil
 }
 
-// name returns a name for the jobs file that no other file gets. The name does not depend on the working directory.
-func (c *RunCommand) name() string {
+// jobsName returns a name for the jobs file that no other file gets. The name does not depend on the working directory.
+func (c *RunCommand) jobsName() string {
 	if c.Jobs == "-" {
 		return "stdin"
 	}

@@ -139,7 +139,7 @@ func TestRunRefusesBadInput(t *testing.T) {
 func TestJobsAreNamedByTheirFile(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
-	name := func(file string) string { return (&RunCommand{Jobs: file}).name() }
+	name := func(file string) string { return (&RunCommand{Jobs: file}).jobsName() }
 	names := []string{name("a.jsonl"), name("b.jsonl"), name("sub/a.jsonl"), name("-")}
 	abs := name(filepath.Join(dir, "a.jsonl"))
 	that(t, abs == names[0] && strings.HasPrefix(abs, "a.jsonl:"), abs, names[0])

@@ -17,7 +17,7 @@ func (m *Main) pauseCommand() *cli.Command {
 		func(ctx context.Context, f *fleet) (outcome, error) {
 			out := outcome{Replaces: f.state.Describe(control.Paused, c.policy, c.tenant), text: " is paused"}
 			return out, f.store.Pause(ctx, c.policy, c.tenant, c.For, c.author)
-		}, c.forFlag())
+		}, c.requireFor())
 }
 
 // resumeCommand ends a pause, whether an operator or the upstream began it.
@@ -25,23 +25,24 @@ func (m *Main) resumeCommand() *cli.Command {
 	c := m.control()
 	return c.intervention("resume", "end a pause early, an operator's or the upstream's", "POLICY [TENANT]",
 		func(ctx context.Context, f *fleet) (outcome, error) {
-			found, err := f.store.End(ctx, control.Resumed, c.policy, c.tenant, c.author)
+			byOperator, err := f.store.End(ctx, control.Resumed, c.policy, c.tenant, c.author)
 			if err != nil {
 				return outcome{}, err
 			}
-			ended, err := c.resumeUpstream(ctx, f, found)
-			who := ""
+			byUpstream, err := c.resumeUpstream(ctx, f, byOperator)
+			whose := ""
 			if errors.As(err, new(*throttle.RequestError)) || errors.Is(err, throttle.ErrUnknownPolicy) {
-				err, who = nil, " by an operator (a pause by the upstream, if any, ends by its tenant, or by Limiter.Resume)"
+				err, whose = nil, " by an operator (a pause by the upstream, if any, ends by its tenant, or by Limiter.Resume)"
 			}
-			if !found && !ended {
-				return outcome{text: " was not paused" + who}, err
+			if !byOperator && !byUpstream {
+				return outcome{text: " was not paused" + whose}, err
 			}
-			return outcome{Changed: true, text: " is not paused any more" + who}, err
+			return outcome{Changed: true, text: " is not paused any more" + whose}, err
 		})
 }
 
-// resumeUpstream ends the upstream's pause or slowed rate, and reports whether it did. It logs that, unless `logged`.
+// resumeUpstream ends the upstream's pause or slowed rate, and reports whether there was one. It logs the end, unless
+// the command has `logged` the end of an operator's pause.
 func (c *ControlCommand) resumeUpstream(ctx context.Context, f *fleet, logged bool) (bool, error) {
 	r := throttle.Request{Policy: c.policy, Tenant: c.tenant}
 	f.limiter.SetInterventions(throttle.Interventions{}) // a pause by operators would hide the upstream's
@@ -58,8 +59,8 @@ func (c *ControlCommand) resumeUpstream(ctx context.Context, f *fleet, logged bo
 }
 
 // record logs a change that the control.Store does not make itself.
-func (c *ControlCommand) record(ctx context.Context, f *fleet, what, text string) error {
-	return f.store.Record(ctx, control.Change{Author: c.author, Policy: c.policy, Tenant: c.tenant, Text: text, Kind: what})
+func (c *ControlCommand) record(ctx context.Context, f *fleet, kind, text string) error {
+	return f.store.Record(ctx, control.Change{Author: c.author, Kind: kind, Policy: c.policy, Tenant: c.tenant, Text: text})
 }
 
 // resetCommand empties the windows of a policy, or of one tenant.
@@ -75,9 +76,9 @@ func (m *Main) resetCommand() *cli.Command {
 				return outcome{}, err
 			}
 			n, err := f.limiter.Reset(ctx, c.policy, c.tenant)
-			return outcome{Changed: n > 0, Count: n, text: ": emptied " + count(int64(n), "count")}, err
+			return outcome{Changed: n > 0, Count: n, text: ": emptied " + countText(int64(n), "count")}, err
 		})
-	cmd.Flags = c.liveFlags(c.whyFlags()...)
+	cmd.Flags = c.liveFlags(c.whyFlags()...) // it needs policies, which --policies may give
 	return cmd
 }
 
@@ -91,5 +92,5 @@ func (m *Main) frontCommand() *cli.Command {
 				return outcome{}, err
 			}
 			return outcome{text: " goes before others"}, f.store.SetOverride(ctx, o, c.For, c.author)
-		}, c.forFlag())
+		}, c.requireFor())
 }

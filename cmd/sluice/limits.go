@@ -52,15 +52,16 @@ func (m *Main) limitsShow() *cli.Command {
 					return cmp.Or(state.PoliciesErr, badInput("policy %q: nothing is published of it, or in force", name))
 				}
 			}
-			return cmp.Or(c.show(limitsInForce{
+			found := limitsInForce{
 				At: state.At.UTC(), Version: state.Version, Description: policyfile.Describe(state.Policies),
 				Overrides: append([]throttle.TenantOverride{}, state.Overrides...), Pauses: append([]throttle.Pause{}, state.Pauses...),
-			}, func() { c.printState(state) }), state.PoliciesErr)
+			}
+			return cmp.Or(c.show(found, func() { c.printInForce(state) }), state.PoliciesErr)
 		}),
 	}
 }
 
-func (c *ControlCommand) printState(state control.State) {
+func (c *ControlCommand) printInForce(state control.State) {
 	if state.Version == 0 {
 		fmt.Fprintln(c.Stdout, "no policies are published: programs have their own")
 	} else {
@@ -78,11 +79,12 @@ func (c *ControlCommand) printState(state control.State) {
 	pauses.Flush()
 }
 
-// publish publishes policies, if the policies in force have the version given.
+// publish publishes policies, if those in force have the version to be replaced.
 func (c *ControlCommand) publish(
 	ctx context.Context, f *fleet, policies []throttle.Policy, replaced int64,
 ) (out outcome, err error) {
-	if out.Version, err = f.store.Publish(ctx, policies, replaced, c.author); out.Version == replaced {
+	out.Version, err = f.store.Publish(ctx, policies, replaced, c.author)
+	if out.Version == replaced {
 		out.text = fmt.Sprintf("these policies are published already, as version %d", replaced)
 		return out, err
 	}
@@ -162,8 +164,8 @@ func (m *Main) limitsRollback() *cli.Command {
 			return outcome{}, err
 		}
 		for _, change := range changes { // the newest first
-			wanted := change.Version == version || version == 0 && change.Version < f.state.Version
-			if wanted && len(change.Policies) > 0 {
+			isTarget := change.Version == version || version == 0 && change.Version < f.state.Version
+			if isTarget && len(change.Policies) > 0 {
 				return c.publish(ctx, f, change.Policies, f.state.Version)
 			}
 		}
@@ -196,7 +198,8 @@ func (m *Main) limitsOverride() *cli.Command {
 		for _, text := range windows {
 			name, number, ok := strings.Cut(text, "=")
 			limit, err := strconv.ParseInt(number, 10, 64)
-			if !ok || err != nil || limit < 1 || o.Windows[name].Limit > 0 {
+			isLimit, twice := ok && err == nil && limit > 0, o.Windows[name].Limit > 0
+			if !isLimit || twice {
 				return outcome{}, badInput("--window %q: must be a window and its limit, such as minute=50, and be there once", text)
 			}
 			if o.Windows == nil {
@@ -205,7 +208,7 @@ func (m *Main) limitsOverride() *cli.Command {
 			o.Windows[name] = throttle.Override{Limit: limit}
 		}
 		switch {
-		case exempt == "yes" || exempt == "no":
+		case exempt == "yes", exempt == "no":
 			o.Exempt = new(exempt == "yes")
 		case exempt != "":
 			return outcome{}, badInput("--exempt %q: must be yes or no", exempt)
@@ -215,7 +218,7 @@ func (m *Main) limitsOverride() *cli.Command {
 		return c.override(ctx, f, o)
 	}
 	return c.intervention("override", "change limits or the weight of a tenant, for a time", "POLICY TENANT", override,
-		c.forFlag(),
+		c.requireFor(),
 		&cli.StringSliceFlag{Name: "window", Destination: &windows,
 			Usage: "`NAME=LIMIT` of a window that counts by tenant; may be given several times"},
 		&cli.FloatFlag{Name: "weight", Destination: &weight,

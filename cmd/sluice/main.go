@@ -33,18 +33,14 @@ const (
 	exitDone        = 0   // the command, and every job, succeeded
 	exitFailed      = 1   // some job failed, or the command did
 	exitBadInput    = 2   // nothing was run
-	exitInterrupted = 130 // by a signal
+	exitInterrupted = 130 // by a signal, which cancels the command's context
 )
-
-// errInterrupted ends a command whose context was cancelled.
-var errInterrupted = errors.New("interrupted")
 
 // An inputError is a mistake in what the user gave. Nothing was run.
 type inputError struct{ error }
 
 func (e inputError) Unwrap() error { return e.error }
 
-// badInput returns an inputError.
 func badInput(format string, args ...any) error { return inputError{fmt.Errorf(format, args...)} }
 
 // A usageError is a mistake in flags or arguments: finish makes it an inputError that refers to the help.
@@ -54,8 +50,9 @@ func badUsage(format string, args ...any) error { return usageError{fmt.Errorf(f
 
 // isBadInput reports whether nothing was run because of what the user gave.
 func isBadInput(err error) bool {
-	return errors.As(err, &inputError{}) || errors.As(err, &usageError{}) || errors.As(err, new(cli.ExitCoder)) || // of the library
-		errors.As(err, new(*throttle.PolicyError)) || errors.As(err, new(control.InputError))
+	ofThisProgram := errors.As(err, &inputError{}) || errors.As(err, &usageError{})
+	ofThrottle := errors.As(err, new(*throttle.PolicyError)) || errors.As(err, new(control.InputError))
+	return ofThisProgram || ofThrottle || errors.As(err, new(cli.ExitCoder)) // the last: of package cli
 }
 
 // errShown sets the exit code alone: the command's output names the failure.
@@ -85,8 +82,8 @@ func (m *Main) show(found any, print func()) error {
 	return nil
 }
 
-// showEnd is show for a command that fails, without a further message, if `failed` is set.
-func (m *Main) showEnd(failed bool, found any, print func()) error {
+// showAndFailIf is show for a command that fails if `failed` is set. The output names the failure: no message follows.
+func (m *Main) showAndFailIf(failed bool, found any, print func()) error {
 	err := m.show(found, print)
 	if err == nil && failed {
 		err = errShown
@@ -94,21 +91,25 @@ func (m *Main) showEnd(failed bool, found any, print func()) error {
 	return err
 }
 
-// An input reads stdin until the program is interrupted.
-type input struct {
-	ctx  context.Context
-	from io.Reader
+// An interruptible reads stdin until the program is interrupted.
+type interruptible struct {
+	ctx   context.Context
+	stdin io.Reader
 }
 
-func (in input) Read(p []byte) (int, error) {
-	read := make(chan func() (int, error), 1)
+func (in interruptible) Read(p []byte) (int, error) {
+	type result struct {
+		n   int
+		err error
+	}
+	read := make(chan result, 1)
 	go func() {
-		n, err := in.from.Read(p)
-		read <- func() (int, error) { return n, err }
+		n, err := in.stdin.Read(p)
+		read <- result{n, err}
 	}()
 	select {
-	case result := <-read:
-		return result()
+	case r := <-read:
+		return r.n, r.err
 	case <-in.ctx.Done():
 		return 0, context.Canceled
 	}
@@ -116,12 +117,12 @@ func (in input) Read(p []byte) (int, error) {
 
 // Run runs the program and returns its exit code.
 func (m *Main) Run(ctx context.Context, args []string) int {
-	m.Stdin = input{ctx, m.Stdin}
+	m.Stdin = interruptible{ctx, m.Stdin}
 	err := m.command().Run(ctx, append([]string{"sluice"}, args...))
 	switch {
 	case err == nil:
 		return exitDone
-	case errors.Is(err, errInterrupted), errors.Is(err, context.Canceled):
+	case errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case errors.Is(err, errShown):
 		return exitFailed

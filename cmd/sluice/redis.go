@@ -36,7 +36,7 @@ func (c *redisFlags) flags(usage string) []cli.Flag {
 }
 
 // address returns the URL of Redis, and whether one was given. Its errors are inputErrors.
-func (c *redisFlags) address(env environ.Lookup) (a redisconn.Address, found bool, err error) {
+func (c *redisFlags) address(env environ.Lookup) (a redisconn.Address, given bool, err error) {
 	switch {
 	case c.Redis != "" && c.RedisFile != "":
 		return a, true, badInput("--redis and --redis-file: must not be given together")
@@ -60,13 +60,13 @@ func (c *redisFlags) address(env environ.Lookup) (a redisconn.Address, found boo
 
 // open connects to Redis. If no URL was given, it starts one in this process.
 func (c *redisFlags) open(ctx context.Context, env environ.Lookup) (*redisconn.Server, error) {
-	address, found, err := c.address(env)
+	address, given, err := c.address(env)
 	switch {
 	case err != nil:
 		return nil, err
-	case !found && c.RedisTLS != (redisconn.TLS{}):
+	case !given && c.RedisTLS != (redisconn.TLS{}):
 		return nil, badInput("there are TLS files, but no Redis: --redis must be its URL")
-	case !found:
+	case !given:
 		return redisconn.Embedded()
 	}
 	opt, err := address.Parse(c.RedisTLS)

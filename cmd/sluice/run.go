@@ -22,10 +22,11 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err := c.validate(); err != nil {
 		return usageError{err}
 	}
-	switch _, given, err := c.address(c.Env); {
+	_, outlives, err := c.address(c.Env)
+	switch {
 	case err != nil:
 		return err
-	case given && c.Out == "" && !c.DryRun:
+	case outlives && c.Out == "" && !c.DryRun:
 		return badUsage("--out is missing: with a Redis that outlives this run it must say which jobs are done")
 	}
 	progress := drain.NewProgress(c.Stderr, 5*time.Second)
@@ -67,7 +68,7 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	if err := checkJobs(ctx, limiter, c.Policies, list); err != nil {
 		return err
 	}
-	// The results in --out are read after this: until the lock is held, another process may add some.
+	// --out is opened, and so read, under the lock: until then another process may add results.
 	lock, err := c.lockJobs(ctx, server.Client, progress)
 	if err != nil {
 		return err
@@ -87,25 +88,28 @@ func (c *RunCommand) Run(ctx context.Context, _ *cli.Command) error {
 	defer counter.Start(limiter)()
 	d := &drain.Drain{
 		Caller: caller, Client: server.Client, Concurrency: c.Concurrency, Jobs: list, Limiter: limiter,
-		Name: c.name(), Progress: progress, Results: results, RetryFailed: c.RetryFailed,
+		Name: c.jobsName(), Progress: progress, Results: results, RetryFailed: c.RetryFailed,
 	}
 	summary, err := d.Run(ctx)
-	interrupted := errors.Is(err, context.Canceled)
-	if err != nil && !interrupted {
+	if err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s\n",
-		summary.Jobs, summary.Succeeded, summary.Failed, summary.Seconds)
-	err = c.showEnd(summary.Failed > 0 && !interrupted, summary, func() {})
-	if err == nil && interrupted {
-		next := "the same command goes on from here"
-		if c.Out == "" {
-			next = "without --out nothing of this is kept, and the same command starts over"
-		}
-		progress.Say("stopped with %d of %d jobs done: %s", summary.Done(), summary.Jobs, next)
-		return errInterrupted
+	return c.report(summary, progress, err)
+}
+
+// report says how a run ended. `interrupted` is nil if all jobs are done.
+func (c *RunCommand) report(s drain.Summary, progress *drain.Progress, interrupted error) error {
+	fmt.Fprintf(c.Stderr, "%d jobs: %d succeeded, %d failed, in %.1f s\n", s.Jobs, s.Succeeded, s.Failed, s.Seconds)
+	err := c.showAndFailIf(s.Failed > 0 && interrupted == nil, s, func() {})
+	if err != nil || interrupted == nil {
+		return err
 	}
-	return err
+	next := "the same command goes on from here"
+	if c.Out == "" {
+		next = "without --out nothing of this is kept, and the same command starts over"
+	}
+	progress.Say("stopped with %d of %d jobs done: %s", s.Done(), s.Jobs, next)
+	return interrupted
 }
 
 // checkJobs returns the errors of jobs that can never be granted. It needs no Redis.
@@ -138,7 +142,7 @@ func checkJobs(ctx context.Context, limiter *throttle.Limiter, policyFile string
 // lockLease is how long the jobs of a process that was killed stay locked.
 const lockLease = 10 * time.Second
 
-// lockJobs waits up to 15 s until no other process works on the jobs. The reservation keeps others away.
+// lockJobs waits up to 15 s until no other process works on the jobs. While its reservation is held, others wait.
 func (c *RunCommand) lockJobs(
 	ctx context.Context, client redis.UniversalClient, progress *drain.Progress,
 ) (throttle.Reservation, error) {
@@ -151,7 +155,7 @@ func (c *RunCommand) lockJobs(
 	if err != nil {
 		return throttle.Reservation{}, err
 	}
-	r := throttle.Request{MaxWait: -1, Policy: one.Name, Tenant: c.name()}
+	r := throttle.Request{MaxWait: -1, Policy: one.Name, Tenant: c.jobsName()}
 	granted, err := limiter.Wait(ctx, r)
 	if errors.As(err, new(*throttle.DeniedError)) {
 		progress.Say("another process worked on these jobs up to now: waiting until it is known to be gone")

@@ -181,7 +181,7 @@ func TestRunTakesOver(t *testing.T) {
 		d := newWorkspace(t, roomy, strings.ReplaceAll(`{"id":"/once","tenant":"a","url":"URL/once","max_retry":0}
 {"id":"/twice","tenant":"a","url":"URL/twice","max_retry":1}
 `, "URL", r.URL))
-		begun := "sluice:{run:" + (&RunCommand{Jobs: d.path("jobs.jsonl")}).name() + "}:begun"
+		begun := "sluice:{run:" + (&RunCommand{Jobs: d.path("jobs.jsonl")}).jobsName() + "}:begun"
 		must(t, client.HSet(t.Context(), begun, "/once", 1, "/twice", 1).Err())
 		runMain(t.Context(), "", d.args("--redis", "redis://"+client.Options().Addr)...).
 			want(t, exitFailed, "2 jobs: 1 succeeded, 1 failed")

@@ -35,7 +35,7 @@ type simulated struct {
 func (m *Main) simulateCommand() *cli.Command {
 	c := &SimulateCommand{workersCommand: workersCommand{Main: m}}
 	return &cli.Command{
-		Name: "simulate", ArgsUsage: "[POLICY]", Usage: "say when the backlog would be done by other limits or weights", Action: c.Run,
+		Name: "simulate", ArgsUsage: "[POLICY]", Usage: "say when the backlog would be done by other limits or weights", Action: onFleet(c.open, c.run),
 		Flags: c.liveFlags(
 			&cli.StringSliceFlag{Name: "limit", Destination: &c.Limits,
 				Usage: "as if a limit were another: `WINDOW=N`, or WINDOW@TENANT=N for one tenant; " +
@@ -48,18 +48,18 @@ func (m *Main) simulateCommand() *cli.Command {
 	}
 }
 
-func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
+// open checks the flags before it connects.
+func (c *SimulateCommand) open(ctx context.Context) (*fleet, error) {
 	switch {
 	case len(c.Limits)+len(c.Weights) == 0:
-		return badUsage("--limit and --weight are missing: one of them must say what to change")
+		return nil, badUsage("--limit and --weight are missing: one of them must say what to change")
 	case c.Tenants < 1:
-		return badUsage("--tenants %d: must be at least 1", c.Tenants)
+		return nil, badUsage("--tenants %d: must be at least 1", c.Tenants)
 	}
-	f, err := c.inForce(ctx)
-	if err != nil {
-		return err
-	}
-	defer f.server.Close()
+	return c.inForce(ctx)
+}
+
+func (c *SimulateCommand) run(ctx context.Context, f *fleet, cmd *cli.Command) error {
 	policy, err := f.policy(cmd.Args().First())
 	if err != nil {
 		return err
@@ -76,8 +76,8 @@ func (c *SimulateCommand) Run(ctx context.Context, cmd *cli.Command) error {
 	return c.show(found, func() { c.print(found) })
 }
 
-// changed returns the policy that the flags ask for, and overrides. A change for one tenant is an override: it
-// wins over the file, and keeps the other changes of an override in force.
+// changed returns the policy that the flags ask for, and overrides. A change for one tenant is an override: so it
+// wins over the tenant's settings in the policy, and what else an override in force changes stays.
 func (c *SimulateCommand) changed(p throttle.Policy, inForce throttle.Interventions) (
 	changed throttle.Policy, overrides []throttle.TenantOverride, err error) {
 	changed = p.WithDefaults()
@@ -111,6 +111,14 @@ func (c *SimulateCommand) changed(p throttle.Policy, inForce throttle.Interventi
 	return changed, overrides, nil
 }
 
+// setLimit sets a window's limit. A burst that equals the limit goes back to its default, the new limit.
+func setLimit(w *throttle.Window, limit int64) {
+	if w.Burst == w.Limit {
+		w.Burst = 0
+	}
+	w.Limit = limit
+}
+
 // overrideOf returns the override of a tenant. A new one begins as a copy of the override in force.
 func overrideOf(all *[]throttle.TenantOverride, policy, tenant string, inForce throttle.Interventions) *throttle.TenantOverride {
 	match := func(o throttle.TenantOverride) bool { return o.Policy == policy && o.Tenant == tenant }
@@ -121,7 +129,8 @@ func overrideOf(all *[]throttle.TenantOverride, policy, tenant string, inForce t
 			o = inForce.Overrides[j]
 		}
 		o.Windows = throttle.Tenant{}.With(o).Windows // a copy: nobody may change the map in force
-		i, *all = len(*all), append(*all, o)
+		*all = append(*all, o)
+		i = len(*all) - 1
 	}
 	return &(*all)[i]
 }
@@ -139,7 +148,7 @@ func (c *SimulateCommand) print(s simulated) {
 	now, then := s.Now, s.If
 	fmt.Fprintln(c.Stdout, "policies: "+s.Source)
 	fmt.Fprintf(c.Stdout, "policy %s: %s waiting, all started %s now, %s then\n", s.Policy,
-		count(int64(now.Count), "ticket"), finishText(now.Finish, now.At), finishText(then.Finish, then.At))
+		countText(int64(now.Count), "ticket"), finishText(now.Finish, now.At), finishText(then.Finish, then.At))
 	if len(now.Tenants) == 0 {
 		return
 	}
@@ -158,7 +167,7 @@ func (c *SimulateCommand) print(s simulated) {
 	}
 	t.Flush()
 	if more := len(now.Tenants) - c.Tenants; more > 0 {
-		fmt.Fprintf(c.Stdout, "and %s more\n", count(int64(more), "tenant"))
+		fmt.Fprintf(c.Stdout, "and %s more\n", countText(int64(more), "tenant"))
 	}
 }
 
@@ -169,5 +178,5 @@ func finishText(f inspect.Finish, at time.Time) string {
 	case !f.Expected.After(at):
 		return "at once"
 	}
-	return "in " + since(at, f.Expected)
+	return "in " + spanText(at, f.Expected)
 }

@@ -62,10 +62,10 @@ func (m *Main) statusCommand() *cli.Command {
 }
 
 func (c *StatusCommand) run(ctx context.Context, f *fleet, cmd *cli.Command) error {
-	for shown := false; ; shown = true {
+	for first := true; ; first = false {
 		var err error
-		if shown {
-			err = f.look(ctx, c.Policies)
+		if !first { // connect has read it the first time
+			err = f.refresh(ctx, c.Policies)
 		}
 		if err == nil {
 			err = c.showOnce(ctx, f, cmd.Args().Get(0), cmd.Args().Get(1))
@@ -73,7 +73,7 @@ func (c *StatusCommand) run(ctx context.Context, f *fleet, cmd *cli.Command) err
 		switch {
 		case ctx.Err() != nil && c.Watch:
 			return nil
-		case !c.Watch || err != nil && !shown:
+		case !c.Watch, first && err != nil:
 			return err
 		case err != nil: // Redis may come back
 			fmt.Fprintln(c.Stderr, "sluice:", err)
@@ -95,34 +95,34 @@ func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant s
 		}
 		policies = []string{policy}
 	}
-	found := fleetStatus{Source: f.source, Policies: []policyStatus{}}
-	var err error
-	if found.Processes, err = f.store.Processes(ctx); err != nil {
+	processes, err := f.store.Processes(ctx)
+	if err != nil {
 		return err
 	}
+	found := fleetStatus{Source: f.source, Processes: processes, Policies: []policyStatus{}}
 	for _, name := range policies {
 		s, err := c.state(ctx, f, name, tenant)
 		if err != nil {
 			return err
 		}
-		if !s.Removed || s.Waiting > 0 || policy != "" {
+		if isOver := s.Removed && s.Waiting == 0; !isOver || policy != "" {
 			found.Policies = append(found.Policies, s)
 		}
 	}
 	if c.json && c.Watch { // one line each time
 		return json.NewEncoder(c.Stdout).Encode(found)
 	}
-	return c.Main.show(found, func() {
+	return c.show(found, func() {
 		if c.Watch && show.IsTerminal(c.Stdout) {
 			fmt.Fprint(c.Stdout, "\x1b[H\x1b[2J") // from the top of an empty screen
 		}
 		fmt.Fprintln(c.Stdout, "policies: "+f.source)
-		for _, runs := range slices.Sorted(maps.Keys(found.Processes)) {
-			fmt.Fprintln(c.Stdout, processesText(runs, found.Processes[runs]))
+		for _, runs := range slices.Sorted(maps.Keys(processes)) {
+			fmt.Fprintln(c.Stdout, processesText(runs, processes[runs]))
 		}
 		for _, s := range found.Policies {
 			fmt.Fprintln(c.Stdout)
-			printState(c.Stdout, s)
+			printPolicy(c.Stdout, s)
 		}
 	})
 }
@@ -130,21 +130,18 @@ func (c *StatusCommand) showOnce(ctx context.Context, f *fleet, policy, tenant s
 // state reads pages until it has enough tenants, as the page of a shard may be empty. If one page has all, it keeps
 // the tenants with most tickets, else the tenants of the first pages.
 func (c *StatusCommand) state(ctx context.Context, f *fleet, policy, tenant string) (s policyStatus, err error) {
-	for after := ""; ; {
-		page, err := inspect.Of(f.limiter).State(ctx, inspect.Query{
-			After: after, Policy: policy, Tenant: tenant,
-		})
-		if err != nil {
+	tenants := []inspect.State{} // in JSON no null
+	q := inspect.Query{Policy: policy, Tenant: tenant}
+	for complete := false; !complete; {
+		if s.PolicyState, err = inspect.Of(f.limiter).State(ctx, q); err != nil {
 			return s, err
 		}
-		page.Tenants = append(s.Tenants, page.Tenants...)
-		s.PolicyState = page
-		if after = page.Next; after == "" || len(page.Tenants) >= c.Tenants {
-			break
-		}
+		tenants = append(tenants, s.Tenants...)
+		q.After = s.Next
+		complete = s.Next == "" || len(tenants) >= c.Tenants
 	}
-	s.More = s.Next != "" || len(s.Tenants) > c.Tenants
-	s.Tenants = append([]inspect.State{}, s.Tenants[:min(len(s.Tenants), c.Tenants)]...) // in JSON no null
+	s.More = s.Next != "" || len(tenants) > c.Tenants
+	s.Tenants = tenants[:min(len(tenants), c.Tenants)]
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
 	for _, q := range s.Queues {
 		if info, err := inspector.GetQueueInfo(queueOf(q.Queue)); err == nil && info.Paused { // an error: the queue is not asynq's
@@ -171,15 +168,15 @@ func processesText(runs string, names []string) string {
 	return fmt.Sprintf("%s %s: %s", who, runs, strings.Join(parts, ", "))
 }
 
-func printState(w io.Writer, s policyStatus) {
+func printPolicy(w io.Writer, s policyStatus) {
 	fmt.Fprintf(w, "policy %s at %s: %s waiting%s\n",
-		s.Policy, clockText(s.At), count(s.Waiting, "ticket"), rateText(s.PerSecond))
+		s.Policy, clockText(s.At), countText(s.Waiting, "ticket"), rateText(s.PerSecond))
 	for _, note := range notes(s.State) {
 		fmt.Fprintln(w, note)
 	}
 	windows := show.NewTable(w, "SHARED WINDOW", "USED", "OF", "UNIT", "EMPTY IN")
 	for _, u := range s.Windows {
-		windows.Row(u.Name, u.Used, u.Burst, u.Unit, since(s.At, u.ResetsAt))
+		windows.Row(u.Name, u.Used, u.Burst, u.Unit, spanText(s.At, u.ResetsAt))
 	}
 	windows.Flush()
 	if len(s.Used) > 0 {
@@ -189,7 +186,7 @@ func printState(w io.Writer, s policyStatus) {
 	flows := int64(0)
 	for _, q := range s.Queues {
 		text := queueText(q, slices.Contains(s.PausedQueues, q.Queue))
-		queues.Row(queueOf(q.Queue), q.Class, q.Waiting, q.Flows, since(q.Asked, s.At)+" ago", text)
+		queues.Row(queueOf(q.Queue), q.Class, q.Waiting, q.Flows, spanText(q.Asked, s.At)+" ago", text)
 		flows += q.Flows
 	}
 	queues.Flush()
@@ -199,7 +196,7 @@ func printState(w io.Writer, s policyStatus) {
 		if tenant.Waiting == 0 {
 			queue = "-"
 		}
-		t.Row(tenantText(tenant), queue, tenant.Class, tenant.Waiting, since(tenant.Oldest, s.At), startText(tenant),
+		t.Row(tenantText(tenant), queue, tenant.Class, tenant.Waiting, spanText(tenant.Oldest, s.At), startText(tenant),
 			tenant.Weight, fmt.Sprintf("%.3g%%", 100*tenant.Share), windowsText(tenant), otherText(tenant, s.PolicyState))
 	}
 	t.Flush()
@@ -246,8 +243,8 @@ func rateText(perSecond float64) string {
 
 // startText says in how long the last ticket is expected to start, and at the latest if that differs.
 func startText(s inspect.State) string {
-	text := since(s.At, s.Expected)
-	if latest := since(s.At, s.Latest); s.Latest.After(s.Expected) && latest != text {
+	text := spanText(s.At, s.Expected)
+	if latest := spanText(s.At, s.Latest); s.Latest.After(s.Expected) && latest != text {
 		return text + " to " + latest
 	}
 	return text
@@ -291,8 +288,8 @@ func otherText(t inspect.State, s inspect.PolicyState) string {
 	return strings.Join(other, "; ")
 }
 
-// since is a time span as words.Span has it, "-" if one of its ends is not known.
-func since(from, to time.Time) string {
+// spanText is a time span as words.Span has it, "-" if one of its ends is not known.
+func spanText(from, to time.Time) string {
 	if from.IsZero() || to.IsZero() {
 		return "-"
 	}

@@ -57,7 +57,7 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 			return nil, err
 		}
 	}
-	if _, found, err := c.address(c.Env); err == nil && !found {
+	if _, given, err := c.address(c.Env); err == nil && !given {
 		return nil, badUsage("there is no Redis: --redis must be the URL of your workers' Redis")
 	}
 	if f.server, err = c.open(ctx, c.Env); err != nil {
@@ -68,7 +68,7 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 		err = inputError{err}
 	} else {
 		f.store = control.StoreOf(f.limiter)
-		err = f.look(ctx, c.Policies)
+		err = f.refresh(ctx, c.Policies)
 	}
 	if err != nil {
 		f.server.Close()
@@ -76,12 +76,12 @@ func (c *workersCommand) connect(ctx context.Context) (f *fleet, err error) {
 	return f, err
 }
 
-// look reads what is in force, and sets it in the limiter. `file` is the name of the file that --policies gives.
-func (f *fleet) look(ctx context.Context, file string) (err error) {
+// refresh reads what is in force, and sets it in the limiter. `file` is the name of the file that --policies gives.
+func (f *fleet) refresh(ctx context.Context, file string) (err error) {
 	if f.state, err = f.store.State(ctx); err != nil {
 		return err
 	}
-	policies, rest := f.state.Effective()
+	policies, interventions := f.state.Effective()
 	switch published := fmt.Sprintf("published version %d", f.state.Version); {
 	case f.file == nil:
 		f.source = published
@@ -91,7 +91,7 @@ func (f *fleet) look(ctx context.Context, file string) (err error) {
 		policies, f.source = f.file, file+", as none are published"
 	}
 	err = f.limiter.SetPolicies(policies, f.state.Removed...)
-	f.limiter.SetInterventions(rest)
+	f.limiter.SetInterventions(interventions)
 	return err
 }
 
@@ -123,9 +123,10 @@ func (f *fleet) policy(name string) (throttle.Policy, error) {
 	policies := append(f.limiter.Policies(), f.state.Removed...)
 	names := make([]string, len(policies))
 	for i, p := range policies {
-		if names[i] = p.Name; p.Name == name || name == "" && len(policies) == 1 {
+		if p.Name == name || name == "" && len(policies) == 1 {
 			return p, nil
 		}
+		names[i] = p.Name
 	}
 	return throttle.Policy{}, badInput("policy %q: must be one of %s", name, cmp.Or(strings.Join(names, ", "), "those published: there are none"))
 }
@@ -134,26 +135,19 @@ func (f *fleet) policy(name string) (throttle.Policy, error) {
 func windowOf(p throttle.Policy, name string) (*throttle.Window, error) {
 	names := make([]string, len(p.Windows))
 	for i := range p.Windows {
-		if names[i] = p.Windows[i].Name; names[i] == name {
+		if p.Windows[i].Name == name {
 			return &p.Windows[i], nil
 		}
+		names[i] = p.Windows[i].Name
 	}
 	return nil, badInput("window %q: must be one of %s", name, strings.Join(names, ", "))
 }
 
-// setLimit sets a window's limit. A burst that equals the limit, which is its default, changes with it.
-func setLimit(w *throttle.Window, limit int64) {
-	if w.Burst == w.Limit {
-		w.Burst = 0
-	}
-	w.Limit = limit
-}
-
-// queueOf returns asynq's name of a ticket's queue: without the ID of its Redis.
+// queueOf returns asynq's name of a ticket's queue: without the ID of its Redis. Calls that wait in place have none.
 func queueOf(ticket string) string { return cmp.Or(ticket[strings.Index(ticket, "/")+1:], "(calls)") }
 
-// count returns a number and its noun, in the plural unless it is 1.
-func count(n int64, noun string) string {
+// countText returns a number and its noun, in the plural unless it is 1.
+func countText(n int64, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}

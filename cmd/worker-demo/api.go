@@ -14,8 +14,8 @@ import (
 type api struct {
 	latency      time.Duration // of an answer
 	limits       []limit
-	troubleAfter time.Duration // since the first call: then the API grants only half of its last limit
-	troubleFor   time.Duration // until it grants the whole limit again
+	troubleAfter time.Duration // from the first call until the API grants only half of its last limit
+	troubleFor   time.Duration // from then until it grants the whole limit again
 
 	mu     sync.Mutex
 	begun  time.Time              // when the first call came
@@ -69,12 +69,14 @@ func (a *api) admit(tenant string) time.Duration {
 	if a.begun.IsZero() {
 		a.begun = now
 	}
+	age := now.Sub(a.begun)
+	inTrouble := age >= a.troubleAfter && age < a.troubleAfter+a.troubleFor
 	for i, l := range a.limits {
-		served, calls, age := a.served[""], l.calls, now.Sub(a.begun)
+		served, calls := a.served[""], l.calls
 		if l.perTenant {
 			served = a.served[tenant]
 		}
-		if i == len(a.limits)-1 && age >= a.troubleAfter && age < a.troubleAfter+a.troubleFor {
+		if i == len(a.limits)-1 && inTrouble {
 			calls /= 2
 		}
 		if len(served) < calls {
@@ -94,7 +96,7 @@ func (a *api) mostServed(l limit) (most int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for tenant, served := range a.served {
-		if (tenant != "") != l.perTenant {
+		if ofTenant := tenant != ""; ofTenant != l.perTenant {
 			continue
 		}
 		first := 0

@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -24,6 +23,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/throttle"
+	"github.com/sluice-go/sluice/throttle/httpthrottle"
 	"github.com/sluice-go/sluice/throttle/policyfile"
 	"github.com/sluice-go/sluice/worker"
 )
@@ -31,7 +31,6 @@ import (
 //go:embed policies.yml
 var policyFile []byte
 
-// A tenant has jobs.
 type tenant struct {
 	name  string
 	jobs  int
@@ -188,7 +187,8 @@ func (d *demo) call(ctx context.Context, task *asynq.Task) error {
 	switch resp.StatusCode {
 	case http.StatusTooManyRequests:
 		d.note(func() { d.refused[tenant]++ })
-		return worker.RetryAfter(retryAfter(resp)) // pauses the policy on every worker, and costs no retry
+		wait, _ := httpthrottle.RetryAfter(resp)
+		return worker.RetryAfter(max(wait, time.Second)) // pauses the policy on every worker, and costs no retry
 	case http.StatusOK:
 		retried, _ := asynq.GetRetryCount(ctx)
 		d.note(func() {
@@ -201,15 +201,6 @@ func (d *demo) call(ctx context.Context, task *asynq.Task) error {
 		return nil
 	}
 	return fmt.Errorf("the API answered %s", resp.Status)
-}
-
-// retryAfter returns for how long the API will refuse calls: 1 s if it did not say.
-func retryAfter(resp *http.Response) time.Duration {
-	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
-	if err != nil || seconds < 1 {
-		return time.Second
-	}
-	return time.Duration(seconds) * time.Second
 }
 
 // onDecision notes which jobs were denied.

@@ -33,20 +33,18 @@ type Caller struct {
 	config Config
 }
 
-// New returns a caller.
 func New(c Config) (*Caller, error) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.MaxIdleConns = 0
+	transport.MaxIdleConns = 0 // no bound
 	transport.MaxIdleConnsPerHost = c.Concurrency
-	caller := &Caller{config: c, Client: &http.Client{
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		Timeout:       c.Timeout,
-	}}
 	learning, err := httpthrottle.NewTransport(httpthrottle.TransportConfig{
 		Base: transport, LearnOnly: true, Limiter: c.Limiter, Logger: c.Logger, PassUnidentified: true,
 	})
-	caller.Client.Transport = learning
-	return caller, err
+	return &Caller{config: c, Client: &http.Client{
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Timeout:       c.Timeout,
+		Transport:     learning,
+	}}, err
 }
 
 // An Error describes why a call failed, and whether it is worth another try.

@@ -48,7 +48,7 @@ type openJob struct {
 	policy  throttle.Policy
 	request throttle.Request
 	result  jobs.Result // as far as it is known
-	used    int         // retries, with the retries of earlier drains
+	retries int         // used, also by earlier drains
 
 	refusedSince time.Time // the first refusal by the upstream after the last other failure; zero if there was none
 }
@@ -81,6 +81,9 @@ func (c *Counts) add(r jobs.Result) {
 // errDone ends a drain whose jobs all have results.
 var errDone = errors.New("all jobs are done")
 
+// A flowKey names a flow: the jobs of one policy and tenant.
+type flowKey struct{ policy, tenant string }
+
 // Run returns when every job has its result, or with an error. If that is the context's cause, the
 // calls under way have ended, or were stopped.
 func (d *Drain) Run(ctx context.Context) (Summary, error) {
@@ -94,9 +97,9 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 	if err != nil {
 		return Summary{}, err
 	}
-	counts := d.Counts()
-	if counts.Done() < counts.Jobs {
-		d.Progress.Begin(counts)
+	before := d.Counts()
+	if before.Done() < before.Jobs {
+		d.Progress.Begin(before)
 		for _, flow := range flows {
 			d.running.Go(func() { d.serve(beginning, calls, flow) })
 		}
@@ -111,17 +114,17 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 		d.Progress.End(d.Counts())
 	}
 	took := time.Since(start).Round(time.Millisecond).Seconds()
-	s := Summary{Counts: d.Counts(), DoneBefore: counts.Done(), Seconds: took}
+	s := Summary{Counts: d.Counts(), DoneBefore: before.Done(), Seconds: took}
 	if s.Done() == s.Jobs {
 		return s, d.Client.Del(calls, d.begunKey()).Err()
 	}
 	return s, context.Cause(beginning)
 }
 
-// prepare returns the open jobs, by policy and tenant, in the order of Jobs. It ends jobs whose last try began
-// in an earlier drain.
-func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*openJob, error) {
-	inCall, err := d.Client.HGetAll(ctx, d.begunKey()).Result()
+// prepare returns the open jobs of each flow, in the order of Jobs. It ends jobs whose last try began in an earlier
+// drain.
+func (d *Drain) prepare(ctx context.Context) (map[flowKey][]*openJob, error) {
+	begun, err := d.Client.HGetAll(ctx, d.begunKey()).Result() // by job ID: its retries
 	if err != nil {
 		return nil, err
 	}
@@ -130,8 +133,8 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*openJob, error) {
 	for range d.Concurrency {
 		d.slots <- struct{}{}
 	}
-	var spent []*openJob
-	flows, repeated := map[[2]string][]*openJob{}, 0
+	var spent []*openJob // whose last try began
+	flows, repeated := map[flowKey][]*openJob{}, 0
 	for i := range d.Jobs {
 		job := &d.Jobs[i]
 		r, done := d.Results.Known[job.ID]
@@ -141,19 +144,19 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*openJob, error) {
 			continue
 		}
 		policy, _ := d.Limiter.Match(job.Type, false)
-		w := &openJob{job: job, policy: policy, result: jobs.Result{ID: job.ID, Tenant: job.Tenant}, request: throttle.Request{
+		j := &openJob{job: job, policy: policy, result: jobs.Result{ID: job.ID, Tenant: job.Tenant}, request: throttle.Request{
 			Cost: job.Cost, MaxHold: d.Caller.Client.Timeout, Policy: policy.Name, Tenant: job.Tenant,
 		}}
 		if repeat {
 			repeated++
 		} else {
-			w.used, _ = strconv.Atoi(inCall[job.ID])
+			j.retries, _ = strconv.Atoi(begun[job.ID])
 		}
-		if w.used > job.MaxRetry {
-			spent = append(spent, w)
+		if j.retries > job.MaxRetry {
+			spent = append(spent, j)
 		} else {
-			flow := [2]string{policy.Name, job.Tenant}
-			flows[flow] = append(flows[flow], w)
+			key := flowKey{policy.Name, job.Tenant}
+			flows[key] = append(flows[key], j)
 		}
 	}
 	if repeated > 0 {
@@ -165,8 +168,8 @@ func (d *Drain) prepare(ctx context.Context) (map[[2]string][]*openJob, error) {
 	} else if c.Done() > 0 {
 		d.Progress.Say("%d of %d jobs were done before", c.Done(), c.Jobs)
 	}
-	for _, w := range spent {
-		d.end(w, errors.New("an earlier run ended during the call, and no retry is left: the call may have been made"))
+	for _, j := range spent {
+		d.end(j, errors.New("an earlier run ended during the call, and no retry is left: the call may have been made"))
 	}
 	return flows, nil
 }
@@ -178,9 +181,9 @@ func (d *Drain) begunKey() string {
 }
 
 // noteBegun stores a job's value in the hash of begunKey.
-func (d *Drain) noteBegun(ctx context.Context, w *openJob, used int) error {
+func (d *Drain) noteBegun(ctx context.Context, j *openJob, used int) error {
 	_, err := d.Client.Pipelined(ctx, func(p redis.Pipeliner) error {
-		p.HSet(ctx, d.begunKey(), w.job.ID, used)
+		p.HSet(ctx, d.begunKey(), j.job.ID, used)
 		p.Expire(ctx, d.begunKey(), begunTTL)
 		return nil
 	})
@@ -195,18 +198,18 @@ func (d *Drain) Counts() Counts {
 }
 
 // end writes the result of a job. The job failed if there is an error.
-func (d *Drain) end(w *openJob, failed error) {
+func (d *Drain) end(j *openJob, failed error) {
 	if failed != nil {
-		w.result.Error = failed.Error()
+		j.result.Error = failed.Error()
 	}
-	if err := d.Results.Add(w.result); err != nil {
+	if err := d.Results.Add(j.result); err != nil {
 		d.stop(err)
 		return
 	}
-	_ = d.Client.HDel(context.Background(), d.begunKey(), w.job.ID).Err() // a run with another log begins anew
+	_ = d.Client.HDel(context.Background(), d.begunKey(), j.job.ID).Err() // a run with another log begins anew
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.counts.add(w.result); d.counts.Done() == d.counts.Jobs {
+	if d.counts.add(j.result); d.counts.Done() == d.counts.Jobs {
 		d.stop(errDone)
 	}
 }

@@ -13,27 +13,27 @@ const (
 	startWithin = 100 * time.Millisecond // of the grant: a call that begins later needs a new grant
 )
 
-// serve makes the calls of one tenant and policy, in their order, each when it is granted. No call begins after ctx has
-// ended. Calls under way go on until the context of calls has ended.
-func (d *Drain) serve(ctx, calls context.Context, flow []*openJob) {
-	for _, w := range flow {
-		if grant, ok := d.granted(ctx, calls, w); ok {
-			d.running.Go(func() { d.call(ctx, calls, w, grant) })
+// serve makes the calls of one tenant and policy, in their order, each when it is granted. No call begins after the
+// context `beginning` has ended. Calls under way go on until `calls` has ended.
+func (d *Drain) serve(beginning, calls context.Context, flow []*openJob) {
+	for _, j := range flow {
+		if grant, ok := d.granted(beginning, calls, j); ok {
+			d.running.Go(func() { d.call(beginning, calls, j, grant) })
 		}
 	}
 }
 
-// granted waits until a job is granted and has a slot. A job that can never be granted ends.
-func (d *Drain) granted(ctx, calls context.Context, w *openJob) (grant throttle.Decision, ok bool) {
-	for ctx.Err() == nil {
-		grant, err := d.Limiter.Wait(ctx, w.request)
+// granted waits until a job is granted and has a slot, or no call may begin. A job that can never be granted ends.
+func (d *Drain) granted(beginning, calls context.Context, j *openJob) (grant throttle.Decision, ok bool) {
+	for beginning.Err() == nil {
+		grant, err := d.Limiter.Wait(beginning, j.request)
 		switch {
 		case errors.As(err, new(*throttle.RequestError)):
-			d.end(w, err)
+			d.end(j, err)
 			return grant, false
-		case err != nil && ctx.Err() == nil:
+		case err != nil && beginning.Err() == nil:
 			d.Progress.Unanswered(err)
-			sleep(ctx, againAfter)
+			sleep(beginning, againAfter)
 			continue
 		case err != nil:
 			return grant, false
@@ -41,7 +41,7 @@ func (d *Drain) granted(ctx, calls context.Context, w *openJob) (grant throttle.
 		grantedAt := time.Now()
 		select {
 		case <-d.slots:
-		case <-ctx.Done():
+		case <-beginning.Done():
 			_, _ = grant.Reservation.Cancel(calls)
 			return grant, false
 		}
@@ -50,7 +50,7 @@ func (d *Drain) granted(ctx, calls context.Context, w *openJob) (grant throttle.
 		}
 		// The windows count the units from the time of the grant, so the upstream could get too many calls.
 		_, _ = grant.Reservation.Cancel(calls)
-		atOnce := w.request
+		atOnce := j.request
 		atOnce.MaxWait = -1
 		if grant, err = d.Limiter.Wait(calls, atOnce); err == nil {
 			return grant, true
@@ -61,10 +61,10 @@ func (d *Drain) granted(ctx, calls context.Context, w *openJob) (grant throttle.
 }
 
 // again puts a job back in its line after a delay.
-func (d *Drain) again(ctx, calls context.Context, w *openJob, after time.Duration) {
+func (d *Drain) again(beginning, calls context.Context, j *openJob, after time.Duration) {
 	d.running.Go(func() {
-		sleep(ctx, after)
-		d.serve(ctx, calls, []*openJob{w})
+		sleep(beginning, after)
+		d.serve(beginning, calls, []*openJob{j})
 	})
 }
 

@@ -12,12 +12,12 @@ import (
 type Lookup func(name string) (value string, found bool)
 
 var (
-	reference = regexp.MustCompile(`\$?\$\{[^}]*\}?`)
-	shape     = regexp.MustCompile(`^\$\{[A-Za-z_][A-Za-z0-9_]*\}$`)
+	reference  = regexp.MustCompile(`\$?\$\{[^}]*\}?`) // also a wrong one
+	wellFormed = regexp.MustCompile(`^\$\{[A-Za-z_][A-Za-z0-9_]*\}$`)
 )
 
-// Expand replaces every ${NAME} by the value of NAME. If check is not nil, a value must pass it. Errors name the first
-// variable that is wrong, and never show a value.
+// Expand replaces every ${NAME} by the value of NAME. If check is not nil, each value must pass it. The error names the
+// first variable that is wrong, and never shows a value.
 func Expand(text string, lookup Lookup, check func(value string) error) (string, error) {
 	var first error
 	expanded := reference.ReplaceAllStringFunc(text, func(found string) string {
@@ -28,7 +28,7 @@ func Expand(text string, lookup Lookup, check func(value string) error) (string,
 		value, set := lookup(name)
 		var err error
 		switch {
-		case !shape.MatchString(found):
+		case !wellFormed.MatchString(found):
 			err = fmt.Errorf("%s: must be the name of a variable such as ${TOKEN}; "+
 				"$${ stands for the text ${", cut(found))
 		case !set:
@@ -43,10 +43,7 @@ func Expand(text string, lookup Lookup, check func(value string) error) (string,
 		}
 		return value
 	})
-	if first != nil {
-		return "", first
-	}
-	return expanded, nil
+	return expanded, first
 }
 
 // cut shortens a text for an error message.

@@ -50,25 +50,23 @@ const (
 
 // validate checks the job without its policy, and completes its headers.
 func (j *Job) validate(hasID bool, env environ.Lookup) error {
-	if hasID && (strings.TrimSpace(j.ID) == "" || len(j.ID) > throttle.MaxValueBytes) {
+	blank := func(text string) bool { return strings.TrimSpace(text) == "" }
+	u, err := url.Parse(j.URL)
+	isAbsolute := err == nil && u.Host != "" && (u.Scheme == "http" || u.Scheme == "https")
+	switch {
+	case hasID && (blank(j.ID) || len(j.ID) > throttle.MaxValueBytes):
 		return fmt.Errorf("id %q: must be 1 to %d bytes, not only blanks", Shorten(j.ID), throttle.MaxValueBytes)
-	}
-	if j.Tenant == "" {
+	case j.Tenant == "":
 		return errors.New("tenant is missing: must name for whom the call is made")
-	}
-	if j.URL == "" {
+	case j.URL == "":
 		return errors.New("url is missing: must be what to call")
-	}
-	if u, err := url.Parse(j.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+	case !isAbsolute:
 		return fmt.Errorf("url %q: must be absolute, with http:// or https://", Shorten(j.URL))
-	}
-	if j.MaxRetry < 0 {
+	case j.MaxRetry < 0:
 		return fmt.Errorf("max_retry %d: must be 0 or more", j.MaxRetry)
-	}
-	if strings.TrimSpace(j.Type) == "" {
+	case blank(j.Type):
 		return fmt.Errorf("type %q: must not be blank", j.Type)
-	}
-	if !isToken(j.Method) {
+	case !isToken(j.Method):
 		return fmt.Errorf("method %q: must be one word such as GET", Shorten(j.Method))
 	}
 	seen := map[string]bool{}

@@ -28,13 +28,14 @@ func Read(name string, r io.Reader, env environ.Lookup) ([]Job, error) {
 	for number, last := 1, false; !last; number++ {
 		spot := fmt.Sprintf("%s:%d", name, number)
 		line, err := lines.ReadBytes('\n')
-		if last = err == io.EOF; err != nil && !last {
+		last = err == io.EOF
+		if err != nil && !last {
 			return nil, fmt.Errorf("%s: %w", spot, err)
 		}
 		if line = bytes.TrimSpace(line); len(line) == 0 {
 			continue
 		}
-		job, err := parse(line, env)
+		job, err := parseJob(line, env)
 		job.At = spot
 		if job.ID == "" {
 			job.ID = fmt.Sprintf("%d-%x", number, sha256.Sum256(line))[:24]
@@ -96,7 +97,7 @@ func (b *bodyField) UnmarshalJSON(data []byte) error {
 	return err
 }
 
-func parse(line []byte, env environ.Lookup) (Job, error) {
+func parseJob(line []byte, env environ.Lookup) (Job, error) {
 	job := Job{MaxRetry: DefaultMaxRetry, Method: defaultMethod, Type: defaultType}
 	fields := jobFields()
 	seen, hasID := map[string]bool{}, false
@@ -136,13 +137,11 @@ func eachMember(line []byte, f func(name string, value json.RawMessage) error) e
 			Shorten(string(line)))
 	}
 	d := json.NewDecoder(bytes.NewReader(line))
-	d.Token() // skips the brace; no error is possible, as the line is a valid object
+	d.Token() // skips the brace; no error is possible here and below, as the line is a valid object
 	for d.More() {
 		name, _ := d.Token()
 		var value json.RawMessage
-		if err := d.Decode(&value); err != nil {
-			return err
-		}
+		_ = d.Decode(&value)
 		if err := f(name.(string), value); err != nil {
 			return err
 		}

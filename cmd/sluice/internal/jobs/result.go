@@ -62,15 +62,15 @@ func (l *Log) load(path string) error {
 	if err != nil {
 		return err
 	}
-	known, whole, err := parseLog(path, data)
+	known, length, err := parseLog(path, data)
 	if err != nil {
 		return err
 	}
 	l.Known = known
-	if whole > len(data) { // an editor may have removed the newline at the end
+	if length > len(data) { // an editor may have removed the newline at the end
 		_, err = l.file.Write([]byte("\n"))
-	} else if whole < len(data) {
-		err = l.file.Truncate(int64(whole))
+	} else if length < len(data) {
+		err = l.file.Truncate(int64(length))
 	}
 	return err
 }
@@ -87,23 +87,24 @@ func ReadLog(path string) (map[string]Result, error) {
 
 // parseLog returns the last result of each job, and the length that the file should have: less if its last line was
 // written only in part, and one more if only the newline at its end is missing.
-func parseLog(path string, data []byte) (known map[string]Result, whole int, err error) {
+func parseLog(path string, data []byte) (known map[string]Result, length int, err error) {
 	known = map[string]Result{}
-	for number := 1; whole < len(data); number++ {
-		line, _, ended := bytes.Cut(data[whole:], []byte("\n"))
+	for number := 1; length < len(data); number++ {
+		line, _, ended := bytes.Cut(data[length:], []byte("\n"))
 		r, err := ParseResult(line)
 		const begin = `{"id":`
-		if err != nil && !ended && !json.Valid(line) && bytes.HasPrefix(line, []byte(begin[:min(len(line), len(begin))])) {
+		beginsWell := bytes.HasPrefix(line, []byte(begin[:min(len(line), len(begin))]))
+		if isPart := !ended && beginsWell && !json.Valid(line); err != nil && isPart {
 			break
 		}
 		if err != nil {
 			return nil, 0, fmt.Errorf("%s:%d: is not a result: %w: name another file, or correct the line",
 				path, number, err)
 		}
-		whole += len(line) + 1
+		length += len(line) + 1
 		known[r.ID] = r
 	}
-	return known, whole, nil
+	return known, length, nil
 }
 
 // ParseResult reads a line of a log. It is strict, so that no other file is taken for a log by mistake.

@@ -20,7 +20,6 @@ type Table struct {
 	w    io.Writer
 }
 
-// NewTable returns a table with a header.
 func NewTable(w io.Writer, header ...any) *Table {
 	t := &Table{Width: widthOf(w), w: w}
 	t.Row(header...)
@@ -41,19 +40,19 @@ const (
 	narrowest = 12 // to which a column is cut
 )
 
-// Flush writes the table, if it has rows. It cuts the widest columns while it is too wide, but none below narrowest.
+// Flush writes the table, if it has rows below its header. It cuts the widest columns to fit Width.
 func (t *Table) Flush() {
 	if len(t.rows) == 1 {
 		return
 	}
-	widths, all := make([]int, len(t.rows[0])), -gap
+	widths, total := make([]int, len(t.rows[0])), -gap
 	for i := range widths {
 		for _, row := range t.rows {
 			widths[i] = max(widths[i], uniseg.StringWidth(row[i]))
 		}
-		all += widths[i] + gap
+		total += widths[i] + gap
 	}
-	for ; t.Width > 0 && all > t.Width; all-- {
+	for ; t.Width > 0 && total > t.Width; total-- {
 		widest := 0
 		for i := range widths {
 			if widths[i] > widths[widest] {

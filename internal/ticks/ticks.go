@@ -30,10 +30,10 @@ func (s wallClock) Next(t time.Time) time.Time {
 		if at := t.Add(next.Sub(shown(t))); at.Before(set) {
 			return at
 		}
-		switch t = set; {
-		case next.Before(shown(t)) && s.Hour&0xffffff != 0xffffff: // the clock skips it, and not every hour has one
+		t = set
+		if everyHour := s.Hour&0xffffff == 0xffffff; next.Before(shown(t)) && !everyHour { // the clock skips the time
 			return t
-		case s.Hour != 1 || s.Minute != 1: // not only midnights: times that the clock shows again come again
+		} else if s.Hour != 1 || s.Minute != 1 { // not only midnights: times that the clock shows again come again
 			next = s.SpecSchedule.Next(shown(t).Add(-1))
 		}
 	}

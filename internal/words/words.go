@@ -27,16 +27,16 @@ func Span(d time.Duration) string {
 	case d < 10*time.Second:
 		return d.Round(100 * time.Millisecond).String()
 	}
-	left, text, parts := d.Round(time.Second), "", 0
+	left, text, units := d.Round(time.Second), "", 0 // units: from the largest on, also without a number
 	for _, unit := range []struct {
 		name   string
 		length time.Duration
 	}{{"y", 365 * 24 * time.Hour}, {"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}} {
-		if n := left / unit.length; n > 0 && parts < 2 {
+		if n := left / unit.length; n > 0 && units < 2 {
 			text += fmt.Sprintf("%d%s", n, unit.name)
 		}
 		if left %= unit.length; text != "" {
-			parts++
+			units++
 		}
 	}
 	return text

@@ -38,8 +38,7 @@ type Change struct {
 	Policies []throttle.Policy `json:"policies,omitempty"` // the published ones: for publishing them again
 }
 
-// Changes returns the last n changes, the newest first. The log keeps 10,000. The error may wrap
-// that of Redis.
+// Changes returns the last n changes, the newest first. The log keeps 10,000. The error may wrap that of Redis.
 func (s *Store) Changes(ctx context.Context, n int) ([]Change, error) {
 	entries, err := s.client().XRevRangeN(ctx, s.key("log"), "+", "-", int64(n)).Result()
 	if err != nil {
@@ -52,7 +51,7 @@ func (s *Store) Changes(ctx context.Context, n int) ([]Change, error) {
 			return nil, fmt.Errorf("control: entry %s of the log cannot be read: %w", e.ID, err)
 		}
 		var ms int64
-		_, _ = fmt.Sscan(e.ID, &ms) // before a "-"
+		_, _ = fmt.Sscan(e.ID, &ms) // an ID is MILLISECONDS-NUMBER
 		_, _ = fmt.Sscan(fmt.Sprint(e.Values["version"]), &c.Version)
 		c.ID, c.At = e.ID, time.UnixMilli(ms).UTC()
 		changes = append(changes, c)
@@ -63,7 +62,7 @@ func (s *Store) Changes(ctx context.Context, n int) ([]Change, error) {
 // Record logs a change that is made elsewhere, such as WasReset by throttle.Limiter.Reset. Call it
 // before the change, so that no change is missing from the log. Errors are SetOverride's.
 func (s *Store) Record(ctx context.Context, c Change) error {
-	_, err := s.change(ctx, "", "", 0, 0, c)
+	_, err := s.change(ctx, write{}, c)
 	return err
 }
 

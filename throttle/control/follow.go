@@ -2,6 +2,8 @@ package control
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"reflect"
@@ -14,13 +16,12 @@ import (
 )
 
 const (
-	// lookEvery is how often a follower asks whether something has changed.
-	lookEvery = 500 * time.Millisecond
-
-	// reportEvery is how often a follower reports that it still follows.
-	reportEvery = 10 * time.Second
-
-	readTimeout = 2 * time.Second
+	listed, unlisted = true, false            // what report does
+	unpublished      = 0                      // a Follower's version while the program's own policies are in force
+	lookEvery        = 500 * time.Millisecond // how often a follower asks whether something has changed
+	readTimeout      = 2 * time.Second
+	reportEvery      = 10 * time.Second // how often a follower reports that it still follows
+	reportedFor      = time.Minute      // how long a process is listed after its last report
 )
 
 // FollowConfig configures Store.Follow.
@@ -38,11 +39,11 @@ type Follower struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 
-	ownPolicies []throttle.Policy // of the program
+	ownPolicies []throttle.Policy // the program's
 	state       State             // the last one; its policies stay when Redis has forgotten them
-	version     int64             // the published version that is in force here; 0: its own policies
-	reported    time.Time         // when report last wrote the version
-	offset      time.Duration     // of the clock of Redis
+	version     int64             // the published version that is in force here, or unpublished
+	reported    time.Time         // when report last wrote the version; zero: look reports it at once
+	offset      time.Duration     // how far the clock of Redis is ahead of this machine's
 	readFailed  bool              // by the last look
 }
 
@@ -83,6 +84,31 @@ func (f *Follower) look(ctx context.Context) {
 	if ctx.Err() == context.Canceled {
 		return
 	}
+	state = f.keep(previous, state, err)
+	offset := time.Until(state.At)
+	clockSet := (offset - f.offset).Abs() > readTimeout // of Redis, or of this machine
+	f.state, f.readFailed, f.offset = state, err != nil, offset
+	isNew := state.published != previous.published
+	policies, others := state.Effective()
+	previousPolicies, _ := previous.Effective()
+	overridden := f.version != unpublished && !reflect.DeepEqual(previousPolicies, policies)
+	if isNew || overridden {
+		if err := f.adopt(policies, isNew); err != nil && isNew {
+			f.state = previous                  // by the old mark the next look reads all again,
+			f.state.published = state.published // but does not try these policies again
+		}
+	}
+	same := reflect.DeepEqual(previous.Overrides, state.Overrides) && reflect.DeepEqual(previous.Pauses, state.Pauses)
+	if clockSet || !same {
+		f.store.limiter.SetInterventions(others)
+	}
+	if time.Since(f.reported) >= reportEvery {
+		f.report(listed)
+	}
+}
+
+// keep adds what stays in force of the previous state: after a failed read all of it, without new policies its policies.
+func (f *Follower) keep(previous, state State, err error) State {
 	switch {
 	case err != nil:
 		if !f.readFailed {
@@ -96,59 +122,21 @@ func (f *Follower) look(ctx context.Context) {
 		}
 		state.Policies, state.Removed, state.Version = previous.Policies, previous.Removed, previous.Version
 		state.published = previous.published
-	case state.published == previous.published: // no change; if they cannot be used, the last usable policies stay
+	case state.published == previous.published: // if these could not be used, those before are kept
 		state.Policies, state.Removed, state.PoliciesErr = previous.Policies, previous.Removed, nil
 	}
-	clockSet := (time.Until(state.At) - f.offset).Abs() > readTimeout // of Redis, or of this machine
-	f.state, f.readFailed, f.offset = state, err != nil, time.Until(state.At)
-	previousPolicies, _ := previous.Effective()
-	policies, others := state.Effective()
-	if isNew := state.published != previous.published; isNew || f.version > 0 && !reflect.DeepEqual(previousPolicies, policies) {
-		if err := f.adopt(policies, isNew); err != nil && isNew {
-			f.state = previous                  // by the old mark the next look reads all again,
-			f.state.published = state.published // but does not try these policies again
-		}
-	}
-	same := reflect.DeepEqual(previous.Overrides, state.Overrides) && reflect.DeepEqual(previous.Pauses, state.Pauses)
-	if clockSet || !same {
-		f.store.limiter.SetInterventions(others)
-	}
-	if time.Since(f.reported) >= reportEvery {
-		f.report(true)
-	}
-}
-
-// report lists this process under the policies that it runs, for others to see, or with false removes it from there.
-func (f *Follower) report(follows bool) {
-	if f.readFailed {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
-	defer cancel()
-	runs := "its own policies " + digest(f.ownPolicies)
-	if f.version > 0 {
-		runs = fmt.Sprintf("published version %d", f.version)
-	}
-	key, member := f.store.key("processes"), runs+"\n"+f.store.limiter.Config().Name
-	_, _ = f.store.client().Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next report does it again
-		if !follows {
-			return pipe.ZRem(ctx, key, member).Err()
-		}
-		now := time.Now().Add(f.offset)
-		pipe.ZAdd(ctx, key, redis.Z{Score: float64(now.Unix()), Member: member})
-		pipe.ZRemRangeByScore(ctx, key, "0", fmt.Sprint(now.Add(-reportedFor).Unix()))
-		return pipe.Expire(ctx, key, reportedFor).Err()
-	})
-	f.reported = time.Now()
+	return state
 }
 
 // adopt puts published policies in force, with overrides for all tenants. For a new version it warns if the program's
 // own policies differ.
 func (f *Follower) adopt(policies []throttle.Policy, isNew bool) error {
-	err, differs := f.state.PoliciesErr, Differences(f.ownPolicies, f.state.Policies)
-	if isNew && err == nil && len(f.ownPolicies) > 0 && differs != "" {
-		f.logger.Warn("control: the policies of this program are not those that are published",
-			"own", digest(f.ownPolicies), "published", f.state.Version, "keeps its own", f.config.KeepPolicies, "differs", differs)
+	err := f.state.PoliciesErr
+	if isNew && err == nil && len(f.ownPolicies) > 0 {
+		if differs := Differences(f.ownPolicies, f.state.Policies); differs != "" {
+			f.logger.Warn("control: the policies of this program are not those that are published",
+				"own", digest(f.ownPolicies), "published", f.state.Version, "keeps its own", f.config.KeepPolicies, "differs", differs)
+		}
 	}
 	if f.config.KeepPolicies {
 		return nil
@@ -160,11 +148,41 @@ func (f *Follower) adopt(policies []throttle.Policy, isNew bool) error {
 		f.logger.Error("control: published policies cannot be used: those before stay in force",
 			"version", f.state.Version, "err", err)
 	} else if isNew {
-		f.report(false) // under the old version: look reports the new one
+		f.report(unlisted) // under the old version: look reports the new one
 		f.version, f.reported = f.state.Version, time.Time{}
 	}
 	if isNew {
 		f.store.limiter.Config().Observer(throttle.Publication{Err: err, Version: f.state.Version})
 	}
 	return err
+}
+
+// report lists this process under the policies that it runs, for Store.Processes, or removes it from there.
+func (f *Follower) report(list bool) {
+	if f.readFailed {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), readTimeout)
+	defer cancel()
+	runs := fmt.Sprintf("published version %d", f.version)
+	if f.version == unpublished {
+		runs = "its own policies " + digest(f.ownPolicies)
+	}
+	key, member := f.store.key("processes"), runs+"\n"+f.store.limiter.Config().Name
+	_, _ = f.store.client().Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next report does it again
+		if list == unlisted {
+			return pipe.ZRem(ctx, key, member).Err()
+		}
+		now := time.Now().Add(f.offset)
+		pipe.ZAdd(ctx, key, redis.Z{Score: float64(now.Unix()), Member: member})
+		pipe.ZRemRangeByScore(ctx, key, "0", fmt.Sprint(now.Add(-reportedFor).Unix()))
+		return pipe.Expire(ctx, key, reportedFor).Err()
+	})
+	f.reported = time.Now()
+}
+
+// digest tells versions of a program's own policies apart.
+func digest(policies []throttle.Policy) string {
+	text, _ := json.Marshal(policies)
+	return fmt.Sprintf("%x", sha256.Sum256(text))[:8]
 }

@@ -1,13 +1,10 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -15,41 +12,6 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/internal/quote"
 )
-
-// fieldOf returns the field of the state for an override or a pause. The kind is Overridden or Paused.
-func fieldOf(kind, policy, tenant string) string {
-	return kind + " " + policy + " " + url.QueryEscape(tenant)
-}
-
-// add reads a field of the state: a number, and JSON. Parts that only newer programs know are left out.
-func (s *State) add(field, value string) error {
-	kind, names, _ := strings.Cut(field, " ")
-	_, escaped, _ := strings.Cut(names, " ")
-	tenant, badName := url.QueryUnescape(escaped) // not from JSON, which has only UTF-8
-	number, text, _ := strings.Cut(value, " ")
-	n, err := strconv.ParseInt(number, 10, 64)
-	switch kind {
-	case "policies":
-		s.Version, s.published = n, value
-		s.decodePolicies(text)
-	case Paused:
-		p := throttle.Pause{ByHand: true}
-		err = cmp.Or(err, badName, json.Unmarshal([]byte(text), &p))
-		p.Tenant, p.Until = tenant, time.UnixMicro(n).UTC()
-		s.Pauses = append(s.Pauses, p)
-	case Overridden:
-		var o throttle.TenantOverride
-		err = cmp.Or(err, badName, json.Unmarshal([]byte(text), &o))
-		o.Tenant, o.Until = tenant, time.UnixMicro(n).UTC()
-		s.Overrides = append(s.Overrides, o)
-	default:
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("control: %q cannot be read: %w", quote.Short(field), err)
-	}
-	return nil
-}
 
 // SetOverride puts an override of one tenant in force for a time, above 0 and at most throttle.MaxPeriod. It
 // replaces the tenant's earlier one. Its Author, Until and Why are ignored. It must fit the published policies.
@@ -70,7 +32,7 @@ func (s *Store) SetOverride(ctx context.Context, o throttle.TenantOverride, ttl 
 	case o.Weight != 0 && !(o.Weight >= 0.001 && o.Weight <= maxWeight):
 		return invalid("weight %v: must be 0.001 to 1000000", o.Weight)
 	}
-	if o.Tenant == "" || state.Policies != nil { // else followers check it
+	if o.Tenant == "" || state.Policies != nil { // if none are published, followers check the override
 		policies, err := state.With(o)
 		if err == nil {
 			_, err = s.newLimiter(policies)
@@ -92,8 +54,9 @@ func (s State) With(o throttle.TenantOverride) ([]throttle.Policy, error) {
 	if i < 0 {
 		return nil, &throttle.PolicyError{Policy: o.Policy, Field: "name", Value: o.Policy, Hint: "must be a published policy"}
 	}
-	p := policies[i].WithDefaults() // a copy
-	if policies[i] = p; o.Tenant != "" {
+	p := policies[i].WithDefaults() // a copy, whose lists and maps are changed below
+	policies[i] = p
+	if o.Tenant != "" {
 		p.Tenants[o.Tenant] = p.Tenants[o.Tenant].With(o)
 		return policies, nil
 	}
@@ -124,16 +87,15 @@ func (s State) Front(policy, tenant string, ttl time.Duration) (throttle.TenantO
 	return o, nil
 }
 
-// Effective returns the published policies with the overrides for all tenants applied, and the
-// other interventions.
+// Effective returns the published policies with the overrides for all tenants applied, and the other interventions.
 func (s State) Effective() ([]throttle.Policy, throttle.Interventions) {
 	others := s.Interventions
 	others.Overrides = nil
 	for _, o := range s.Overrides {
 		if o.Tenant != "" {
 			others.Overrides = append(others.Overrides, o)
-		} else if policies, err := s.With(o); err == nil { // else it suits no policy of now
-			s.Policies = policies
+		} else if policies, err := s.With(o); err == nil { // after an error the override suits no present policy
+			s.Policies = policies // of this copy of the state
 		}
 	}
 	return s.Policies, others
@@ -204,7 +166,7 @@ func (s *Store) Pause(ctx context.Context, policy, tenant string, d time.Duratio
 // SetOverride's.
 func (s *Store) End(ctx context.Context, kind, policy, tenant string, author Author) (found bool, err error) {
 	field := fieldOf(map[string]string{Cleared: Overridden, Resumed: Paused}[kind], policy, tenant)
-	version, err := s.change(ctx, field, "", 0, 0, Change{Kind: kind, Author: author, Policy: policy, Tenant: tenant})
+	version, err := s.change(ctx, write{field: field}, Change{Kind: kind, Author: author, Policy: policy, Tenant: tenant})
 	return version > 0, err
 }
 
@@ -215,7 +177,7 @@ func (s *Store) intervene(ctx context.Context, c Change, overrideOrPause any, tt
 	if replaced := old.Describe(c.Kind, c.Policy, c.Tenant); replaced != "" {
 		c.Text += ", instead of " + replaced
 	}
-	_, err := s.change(ctx, fieldOf(c.Kind, c.Policy, c.Tenant), string(data), ttl, 0, c)
+	_, err := s.change(ctx, write{field: fieldOf(c.Kind, c.Policy, c.Tenant), value: string(data), ttl: ttl}, c)
 	return err
 }
 

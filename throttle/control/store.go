@@ -1,6 +1,5 @@
 // Package control changes limits while programs run. A Store keeps published policies, overrides of
-// tenants, operators' pauses, and a log of all changes in the limiter's Redis. A limiter follows
-// it:
+// tenants, operators' pauses, and a log of all changes in the limiter's Redis. A limiter follows it:
 //
 //	store := control.StoreOf(limiter)
 //	follower := store.Follow(ctx, control.FollowConfig{})
@@ -13,11 +12,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -79,20 +78,12 @@ func (a Author) validate() error {
 type State struct {
 	throttle.Interventions `json:"-"`
 
-	// Policies are the published policies, with their defaults. It is nil if none were published.
-	Policies []throttle.Policy
-
-	// Removed are the last versions of policies that were published earlier: tickets that still wait start by them.
-	Removed []throttle.Policy `json:",omitempty"`
-
-	// PoliciesErr says why Policies cannot be read, perhaps because this program is older than they are.
-	PoliciesErr error `json:"-"`
-
-	// Version is the version of Policies, for Publish: Change.Version of their change, or 0.
-	Version int64 `json:"-"`
-
-	mark      string // of the last change
-	published string // version and JSON of the policies in Redis: after a loss of data a version may come again
+	Policies    []throttle.Policy // the published ones, with their defaults; nil if none were published
+	Removed     []throttle.Policy `json:",omitempty"` // published earlier, as they were last: for tickets that still wait
+	PoliciesErr error             `json:"-"`          // why Policies cannot be read: perhaps this program is too old
+	Version     int64             `json:"-"`          // of Policies, for Publish: Change.Version of their change, or 0
+	mark        string            // of the last change
+	published   string            // version and JSON of the policies in Redis: after a loss of data a version may come again
 }
 
 var (
@@ -113,17 +104,17 @@ func (s *Store) State(ctx context.Context) (State, error) {
 // read reads what is in force. If nothing has changed since `known` was read, Redis sends only the time.
 func (s *Store) read(ctx context.Context, known State) (state State, err error) {
 	reply, err := readScript.Run(ctx, s.client(), []string{s.key("state")}, known.mark).StringSlice()
-	us, parseErr := strconv.ParseInt(strings.Join(reply[:min(1, len(reply))], ""), 10, 64) // fails without a reply
-	if err = cmp.Or(err, parseErr); err != nil {
+	us, noTime := strconv.ParseInt(append(reply, "")[0], 10, 64) // fails without a reply
+	if err = cmp.Or(err, noTime); err != nil {
 		return state, fmt.Errorf("control: reading what is in force: %w", err)
 	}
-	if len(reply) == 1 {
+	if len(reply) == 1 { // only the time
 		known.Interventions = known.InForce(time.UnixMicro(us))
 		return known, nil
 	}
 	state.mark = reply[1]
 	for _, pair := range slices.SortedFunc(slices.Chunk(reply[2:], 2), slices.Compare) {
-		if err := state.add(pair[0], pair[1]); err != nil {
+		if err := state.addField(pair[0], pair[1]); err != nil {
 			return state, err
 		}
 	}
@@ -131,12 +122,53 @@ func (s *Store) read(ctx context.Context, known State) (state State, err error) 
 	return state, nil
 }
 
-// reportedFor is how long a process is listed after its last report.
-const reportedFor = time.Minute
+// fieldOf returns the field of the state for an override or a pause. The kind is Overridden or Paused.
+func fieldOf(kind, policy, tenant string) string {
+	return kind + " " + policy + " " + url.QueryEscape(tenant)
+}
 
-// Processes returns the sorted names (throttle.Config.Name) of the processes that follow, keyed by the
-// policies that they run, such as "published version 3" or "its own policies 1a2b3c4d". The error wraps
-// that of Redis.
+// addField reads a field of the state: a number, and JSON. Fields that only newer programs know are left out.
+func (s *State) addField(field, value string) error {
+	kind, names, _ := strings.Cut(field, " ")
+	_, escaped, _ := strings.Cut(names, " ")
+	tenant, badName := url.QueryUnescape(escaped) // not from JSON, which has only UTF-8
+	number, text, _ := strings.Cut(value, " ")
+	versionOrEnd, err := strconv.ParseInt(number, 10, 64)
+	switch kind {
+	case "policies":
+		s.Version, s.published = versionOrEnd, value
+		s.decodePolicies(text)
+	case Paused:
+		p := throttle.Pause{ByHand: true}
+		err = cmp.Or(err, badName, json.Unmarshal([]byte(text), &p))
+		p.Tenant, p.Until = tenant, time.UnixMicro(versionOrEnd).UTC()
+		s.Pauses = append(s.Pauses, p)
+	case Overridden:
+		var o throttle.TenantOverride
+		err = cmp.Or(err, badName, json.Unmarshal([]byte(text), &o))
+		o.Tenant, o.Until = tenant, time.UnixMicro(versionOrEnd).UTC()
+		s.Overrides = append(s.Overrides, o)
+	default:
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("control: %q cannot be read: %w", quote.Short(field), err)
+	}
+	return nil
+}
+
+// decodePolicies reads policies strictly: a program that does not know one of their fields keeps its present policies.
+func (s *State) decodePolicies(text string) {
+	strict := json.NewDecoder(strings.NewReader(text))
+	strict.DisallowUnknownFields()
+	if err := strict.Decode(s); err != nil {
+		s.Policies, s.Removed = nil, nil
+		s.PoliciesErr = fmt.Errorf("control: published policies cannot be read: %w: they are for a newer release, or damaged", err)
+	}
+}
+
+// Processes returns the sorted names (throttle.Config.Name) of the processes that follow, keyed by the policies that they
+// run, such as "published version 3" or "its own policies 1a2b3c4d". The error wraps that of Redis.
 func (s *Store) Processes(ctx context.Context) (map[string][]string, error) {
 	members, err := s.client().ZRange(ctx, s.key("processes"), 0, -1).Result()
 	if err != nil {
@@ -193,7 +225,7 @@ func (s *Store) Publish(ctx context.Context, policies []throttle.Policy, version
 	} else if change.Text == "" && old.Version == version {
 		return version, nil
 	}
-	return s.change(ctx, "policies", string(text), 0, version, change)
+	return s.change(ctx, write{field: "policies", value: string(text), replaces: version}, change)
 }
 
 // removed returns policies with a line that is not in `lines`: published ones, and removed ones with tickets in line.
@@ -224,42 +256,31 @@ func (s *Store) newLimiter(policies []throttle.Policy) (*throttle.Limiter, error
 	return throttle.New(throttle.Config{Client: s.client(), Policies: policies, Prefix: s.limiter.Config().Prefix})
 }
 
-// change sets or ends a field and logs that; without a field it only logs. The version is 0 if nothing changed.
-func (s *Store) change(
-	ctx context.Context, field, value string, ttl time.Duration, version int64, c Change,
-) (int64, error) {
+// A write is what a change does to the state. The zero value writes nothing.
+type write struct {
+	field, value string        // the value "" deletes the field
+	ttl          time.Duration // of an override or a pause
+	replaces     int64         // the version of the policies before
+}
+
+// change makes a write, and logs it as a Change. It returns the new version, or 0 for a field that was not there.
+func (s *Store) change(ctx context.Context, w write, c Change) (version int64, err error) {
 	if err := c.Author.validate(); err != nil {
 		return 0, err
 	}
 	c.ID = rand.Text()          // until it is read: see change.lua
 	entry, _ := json.Marshal(c) // strings, and policies that were encoded before
 	keys := []string{s.key("state"), s.key("log")}
-	reply, err := changeScript.Run(ctx, s.client(), keys, field, value, ttl.Microseconds(), version,
+	reply, err := changeScript.Run(ctx, s.client(), keys, w.field, w.value, w.ttl.Microseconds(), w.replaces,
 		maxInForce, entry, maxChanges).Int64Slice()
 	if len(reply) != 2 {
 		return 0, fmt.Errorf("control: making a change: %d values: %w", len(reply), cmp.Or(err, throttle.ErrReply))
 	}
 	switch reply[0] {
-	case 1:
+	case 1: // done
 		return reply[1], nil
-	case 2:
-		return 0, fmt.Errorf("%w: version %d was to be replaced, and %d is in force", ErrConflict, version, reply[1])
+	case 2: // conflict
+		return 0, fmt.Errorf("%w: version %d was to be replaced, and %d is in force", ErrConflict, w.replaces, reply[1])
 	}
 	return 0, fmt.Errorf("control: %d overrides and pauses are in force: must be at most %d: clear some", reply[1], maxInForce)
-}
-
-// digest tells versions of a program's own policies apart.
-func digest(policies []throttle.Policy) string {
-	text, _ := json.Marshal(policies)
-	return fmt.Sprintf("%x", sha256.Sum256(text))[:8]
-}
-
-// decodePolicies reads policies strictly: a program that does not know one of their fields keeps its present policies.
-func (s *State) decodePolicies(text string) {
-	strict := json.NewDecoder(strings.NewReader(text))
-	strict.DisallowUnknownFields()
-	if err := strict.Decode(s); err != nil {
-		s.Policies, s.Removed = nil, nil
-		s.PoliciesErr = fmt.Errorf("control: published policies cannot be read: %w: they are for a newer release, or damaged", err)
-	}
 }

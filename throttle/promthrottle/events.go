@@ -13,9 +13,9 @@ import (
 func (m *Metrics) Observe(event any) {
 	switch e := event.(type) {
 	case throttle.Call:
-		m.called(e)
+		m.noteCall(e)
 	case throttle.Decision:
-		m.decided(e)
+		m.noteDecision(e)
 	case *throttle.DeniedError:
 		m.unavailable.WithLabelValues(e.Decision.Policy).Inc()
 	case throttle.LineDecision:
@@ -43,29 +43,27 @@ func (m *Metrics) Observe(event any) {
 	}
 }
 
-func (m *Metrics) called(c throttle.Call) {
-	kind := kindOf(c.Err)
-	if kind != "" {
+func (m *Metrics) noteCall(c throttle.Call) {
+	if kind := kindOf(c.Err); kind != "" {
 		m.errors.WithLabelValues(c.Policy, c.Script, kind).Inc()
 	}
 	if c.Script == dequeue {
-		m.down[1].note("", c.Took, c.Err)
+		m.asynqRedis.note("", c.Took, c.Err)
 		return
 	}
-	m.ended(c.Policy, c.Took, c.Err)
+	m.noteAnswer(c.Policy, c.Took, c.Err)
 	m.call.WithLabelValues(c.Policy, c.Script).Observe(c.Took.Seconds())
 }
 
-// ended notes whether the limiter's Redis answered a call. Errors of other kinds say nothing about that.
-func (m *Metrics) ended(policy string, took time.Duration, err error) {
+// noteAnswer notes whether the limiter's Redis answered a call. Errors of other kinds say nothing about that.
+func (m *Metrics) noteAnswer(policy string, took time.Duration, err error) {
 	switch kindOf(err) {
 	case "", "unavailable", "timeout":
-		m.down[0].note(policy, took, err)
+		m.limiterRedis.note(policy, took, err)
 	}
 }
 
-// dequeue is the script that package worker names for its calls to asynq's Redis.
-const dequeue = "dequeue"
+const dequeue = "dequeue" // the script that package worker names for its calls to asynq's Redis
 
 // kinds are the values of the label "kind", by error.
 var kinds = []struct {
@@ -90,7 +88,7 @@ func kindOf(err error) string {
 	return "other"
 }
 
-func (m *Metrics) decided(d throttle.Decision) {
+func (m *Metrics) noteDecision(d throttle.Decision) {
 	if d.Observed != nil {
 		m.observed.WithLabelValues(d.Policy, d.Observed.Binds).Inc()
 		if !d.Observed.NeverFits {

@@ -26,11 +26,11 @@ type Metrics struct {
 	observed, refusals, unavailable, unusable *prometheus.CounterVec
 	version                                   *prometheus.GaugeVec
 
-	events     *prometheus.Registry
-	states     map[string]*prometheus.Desc // by name
-	down       [2]outages                  // of the limiter's Redis, and of asynq's
-	starvation inspect.StarvationDetector
-	watched    atomic.Pointer[throttle.Limiter] // its policies are read at each scrape
+	events                   *prometheus.Registry
+	states                   map[string]*prometheus.Desc // by name
+	limiterRedis, asynqRedis outages
+	starvation               inspect.StarvationDetector
+	watched                  atomic.Pointer[throttle.Limiter] // its policies are read at each scrape
 }
 
 // Buckets, in seconds.
@@ -102,8 +102,8 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.watch(ch)
 	m.events.Collect(ch)
-	for i, redis := range []string{"limiter", "queues"} {
-		up, seconds := m.down[i].totals()
+	for redis, o := range map[string]*outages{"limiter": &m.limiterRedis, "queues": &m.asynqRedis} {
+		up, seconds := o.totals()
 		ch <- prometheus.MustNewConstMetric(m.states["redis_up"], prometheus.GaugeValue, up, redis)
 		ch <- prometheus.MustNewConstMetric(m.states["redis_down_seconds_total"], prometheus.CounterValue, seconds, redis)
 	}

@@ -15,14 +15,9 @@ import (
 )
 
 const (
-	// scrapeTimeout is how long a scrape waits for Redis.
-	scrapeTimeout = 1500 * time.Millisecond
-
-	// atOnce is how many policies are read at once.
-	atOnce = 16
-
-	// sampled is how many tenants of a policy a scrape reads.
-	sampled = 16
+	scrapeTimeout  = 1500 * time.Millisecond // how long a scrape waits for Redis
+	readAtOnce     = 16                      // policies
+	sampledTenants = 16                      // of a policy
 )
 
 // Watch adds the metrics that only Redis knows, such as sluice_waiting. Each scrape then reads the
@@ -36,11 +31,11 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 	if l == nil {
 		return
 	}
-	m.begin(l.Policies())
+	m.createSeries(l.Policies())
 	policies := inspect.Of(l).Policies()
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
-	answers, slots := make(chan inspect.PolicyState, len(policies)), make(chan struct{}, atOnce)
+	answers, slots := make(chan inspect.PolicyState, len(policies)), make(chan struct{}, readAtOnce)
 	for _, policy := range policies {
 		go func() {
 			select {
@@ -49,10 +44,10 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 				return
 			}
 			begun := time.Now()
-			s, err := inspect.Of(l).State(ctx, inspect.Query{Policy: policy, Limit: sampled})
+			s, err := inspect.Of(l).State(ctx, inspect.Query{Policy: policy, Limit: sampledTenants})
 			<-slots
-			m.ended(policy, time.Since(begun), err)
-			answers <- s
+			m.noteAnswer(policy, time.Since(begun), err)
+			answers <- s // zero after an error
 		}()
 	}
 	for range policies {
@@ -62,11 +57,11 @@ func (m *Metrics) watch(ch chan<- prometheus.Metric) {
 				m.export(ch, s)
 			}
 		case <-ctx.Done():
-			m.down[0].note("", scrapeTimeout, ctx.Err())
+			m.limiterRedis.note("", scrapeTimeout, ctx.Err())
 			return
 		}
 	}
-	m.down[0].note("", 0, nil)
+	m.limiterRedis.note("", 0, nil)
 }
 
 // export exports the state of one policy.
@@ -76,7 +71,7 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 		ch <- prometheus.MustNewConstMetric(m.states[name], prometheus.GaugeValue, value, labels...)
 	}
 	rate, oldest := 1.0, s.At
-	for _, t := range append(s.Tenants, s.State) { // what all share is adapted, too
+	for _, t := range append(s.Tenants, s.State) { // the state of the whole policy may be adapted, too
 		if a := t.Adapted; a != nil {
 			rate = min(rate, a.Rate/a.Published)
 		}
@@ -84,20 +79,20 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 			oldest = t.Oldest
 		}
 	}
-	type labels struct{ queue, class string }
-	queues := map[labels]inspect.QueueState{} // several asynqs may have one of the same name
+	queues := map[[2]string]inspect.QueueState{} // by name and class: several asynqs may have a queue of the same name
 	for _, q := range s.Queues {
 		_, name, _ := strings.Cut(q.Queue, "/") // package worker puts the ID of its asynq's Redis in front
-		key := labels{strings.ToValidUTF8(cmp.Or(name, q.Queue), "\uFFFD"), string(q.Class)}
-		q.Waiting += queues[key].Waiting
-		if asked := queues[key].Asked; asked.After(q.Asked) {
-			q.Asked = asked
+		labels := [2]string{strings.ToValidUTF8(cmp.Or(name, q.Queue), "\uFFFD"), string(q.Class)}
+		sum := queues[labels]
+		sum.Waiting += q.Waiting
+		if q.Asked.After(sum.Asked) {
+			sum.Asked = q.Asked
 		}
-		queues[key] = q
+		queues[labels] = sum
 	}
-	for key, q := range queues {
-		gauge("queue_waiting", float64(q.Waiting), key.queue, key.class)
-		gauge("queue_asked_seconds", s.At.Sub(q.Asked).Seconds(), key.queue, key.class)
+	for labels, q := range queues {
+		gauge("queue_waiting", float64(q.Waiting), labels[:]...)
+		gauge("queue_asked_seconds", s.At.Sub(q.Asked).Seconds(), labels[:]...)
 	}
 	for _, w := range s.Windows {
 		gauge("window_used_ratio", float64(w.Used)/float64(w.Burst), w.Name)
@@ -106,15 +101,15 @@ func (m *Metrics) export(ch chan<- prometheus.Metric, s inspect.PolicyState) {
 	gauge("waiting", float64(s.Waiting))
 	gauge("oldest_wait_seconds", s.At.Sub(oldest).Seconds())
 	gauge("starving_tenants", float64(len(m.starvation.Note(s))))
-	for source, byHand := range map[string]bool{"operator": true, "upstream": false} {
+	for by, byHand := range map[string]bool{"operator": true, "upstream": false} {
 		paused := s.Pause != nil && s.Pause.ByHand == byHand
-		gauge("paused", map[bool]float64{true: 1}[paused], source)
+		gauge("paused", map[bool]float64{true: 1}[paused], by)
 	}
 }
 
-// begin creates series of 0 for events that have not happened yet. Prometheus sees no increase from no
+// createSeries creates series of 0 for events that have not happened yet. Prometheus sees no increase from no
 // series to 1, so otherwise the first event would go unnoticed.
-func (m *Metrics) begin(policies []throttle.Policy) {
+func (m *Metrics) createSeries(policies []throttle.Policy) {
 	for _, p := range policies {
 		for _, source := range []string{"failed_open", "line", "reserve"} {
 			m.grants.WithLabelValues(p.Name, source)
@@ -135,9 +130,10 @@ func (m *Metrics) begin(policies []throttle.Policy) {
 // outages are the times in which a Redis did not answer.
 type outages struct {
 	mu     sync.Mutex
-	failed map[string]time.Time // policies whose last call failed, and when
-	since  time.Time            // when the first of these calls began, or without one when the last outage ended
-	past   time.Duration        // of all outages that have ended
+	failed map[string]time.Time // policies whose last call failed, and when: an outage lasts while there is one
+	began  time.Time            // the last outage, which may be under way
+	ended  time.Time            // the last outage that is over
+	past   time.Duration        // of all outages that are over
 }
 
 // note records the end of a call about a policy, or with "" of a scrape, or of any call to asynq's Redis. An outage
@@ -145,17 +141,18 @@ type outages struct {
 func (o *outages) note(policy string, took time.Duration, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	switch failing := len(o.failed); {
-	case err != nil && failing == 0:
-		o.failed, o.since = map[string]time.Time{policy: time.Now()}, time.Now().Add(-min(took, time.Since(o.since))) // no overlap
+	switch isDown := len(o.failed) > 0; {
+	case err != nil && !isDown:
+		o.failed = map[string]time.Time{policy: time.Now()}
+		o.began = time.Now().Add(-min(took, time.Since(o.ended))) // outages do not overlap
 	case err != nil:
 		o.failed[policy] = time.Now()
-	case failing > 0:
+	case isDown:
 		maps.DeleteFunc(o.failed, func(other string, at time.Time) bool { // calls about other policies may be rare
 			return other == policy || time.Since(at) > 10*time.Second
 		})
 		if len(o.failed) == 0 {
-			o.past, o.since = o.past+time.Since(o.since), time.Now()
+			o.past, o.ended = o.past+time.Since(o.began), time.Now()
 		}
 	}
 }
@@ -167,5 +164,5 @@ func (o *outages) totals() (up, seconds float64) {
 	if len(o.failed) == 0 {
 		return 1, o.past.Seconds()
 	}
-	return 0, (o.past + time.Since(o.since)).Seconds()
+	return 0, (o.past + time.Since(o.began)).Seconds()
 }

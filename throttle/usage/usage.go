@@ -15,7 +15,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,11 +27,9 @@ import (
 	"github.com/sluice-go/sluice/throttle/internal/script"
 )
 
-// topSpan is the shortest time that Top covers; the longest is 5 minutes more, the span of a set. historySpan is how
-// long a Counter's minutes are kept, at least.
-const topSpan, historySpan = time.Hour, 24 * time.Hour
-
 const (
+	topSpan      = time.Hour      // what Top covers, at least: at most it covers a set's span of 5 minutes more
+	historySpan  = 24 * time.Hour // how long minutes are kept, at least
 	writeEvery   = 10 * time.Second
 	writeTimeout = 5 * time.Second
 	maxMembers   = 1000   // of a set: tenants with the fewest requests are dropped
@@ -41,20 +38,21 @@ const (
 
 // A set is a kind of sorted set in Redis: one for each policy and span of time.
 type set struct {
-	kind string // a letter in keys
-	span time.Duration
+	letter string // in keys
+	span   time.Duration
 }
 
-var byTenant, byMinute = set{"y", 5 * time.Minute}, set{"h", time.Hour} // members: a tenant; a minute and an event
+var byTenant = set{"y", 5 * time.Minute} // a member is a tenant
+var byMinute = set{"h", time.Hour}       // a member is a minute and an event
 
 const granted, refused, waiting = "granted", "refused", "waiting" // events
 
 func (s set) key(l *throttle.Limiter, policy string, at time.Time) string {
-	return fmt.Sprintf("%ssluice:{%s}:%s:%d", l.Config().Prefix, policy, s.kind, at.Truncate(s.span).Unix())
+	return fmt.Sprintf("%ssluice:{%s}:%s:%d", l.Config().Prefix, policy, s.letter, at.Truncate(s.span).Unix())
 }
 
-// A count names a sum: a tenant's requests, or how often an event happened.
-type count struct {
+// A sumKey names a sum: a tenant's requests, or how often an event happened.
+type sumKey struct {
 	in             set
 	policy, member string
 }
@@ -62,38 +60,39 @@ type count struct {
 // A Counter counts the grants of the limiters that it observes. It is safe for concurrent use.
 type Counter struct {
 	mu   sync.Mutex
-	sums map[count]int64
+	sums map[sumKey]int64
 }
 
 // New returns a counter that writes nothing before Start.
-func New() *Counter { return &Counter{sums: map[count]int64{}} }
+func New() *Counter { return &Counter{sums: map[sumKey]int64{}} }
 
 // Observe counts an event of a limiter: it is the Observer of the limiter's Config, or a part of it.
 func (c *Counter) Observe(event any) {
 	switch e := event.(type) {
 	case throttle.Correction:
 		r := e.Reservation.Request
-		c.add(count{byTenant, r.Policy, r.Tenant}, e.Requests)
+		c.add(sumKey{byTenant, r.Policy, r.Tenant}, e.Requests)
 	case throttle.Decision:
-		c.decided(e)
+		c.addGrant(e)
 	case throttle.Refusal:
-		c.add(count{byMinute, e.Policy, refused}, 1)
+		c.add(sumKey{byMinute, e.Policy, refused}, 1)
 	case throttle.TakenTicket:
-		c.decided(e.Decision)
+		c.addGrant(e.Decision)
 	}
 }
 
-func (c *Counter) decided(d throttle.Decision) {
+func (c *Counter) addGrant(d throttle.Decision) {
 	if r := d.Reservation.Request; d.Granted && d.FailedOpen == nil {
-		c.add(count{byMinute, r.Policy, granted}, 1)
-		c.add(count{byTenant, r.Policy, r.Tenant}, r.CostOf(throttle.Requests))
+		c.add(sumKey{byMinute, r.Policy, granted}, 1)
+		c.add(sumKey{byTenant, r.Policy, r.Tenant}, r.CostOf(throttle.Requests))
 	}
 }
 
-func (c *Counter) add(key count, n int64) {
+func (c *Counter) add(key sumKey, n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, known := c.sums[key]; n != 0 && (known || key.in == byMinute || len(c.sums) < maxSummed) { // tenants have no bound
+	_, known := c.sums[key]
+	if fits := known || key.in == byMinute || len(c.sums) < maxSummed; fits && n != 0 { // tenants have no bound
 		c.sums[key] += n
 	}
 }
@@ -121,7 +120,7 @@ func (c *Counter) Start(l *throttle.Limiter) (stop func()) {
 func (c *Counter) write(l *throttle.Limiter) {
 	ctx, cancel := context.WithTimeout(context.Background(), writeTimeout)
 	defer cancel()
-	inLine := map[string]int64{} // waiting tickets of each policy where anything happened
+	inLine := map[string]int64{} // waiting tickets, by policy: of each where tickets wait or something has a sum
 	for _, line := range l.Lines() {
 		switch n, err := l.Line(line).Len(ctx); {
 		case n > 0:
@@ -132,7 +131,7 @@ func (c *Counter) write(l *throttle.Limiter) {
 	}
 	c.mu.Lock()
 	sums := c.sums
-	c.sums = make(map[count]int64, len(sums))
+	c.sums = make(map[sumKey]int64, len(sums))
 	c.mu.Unlock()
 	at, pipe := time.Now(), l.Config().Client.Pipeline()
 	minute := at.UTC().Format("4 ")
@@ -142,7 +141,7 @@ func (c *Counter) write(l *throttle.Limiter) {
 		}
 		if n != 0 {
 			pipe.ZIncrBy(ctx, key.in.key(l, key.policy, at), float64(n), key.member)
-			inLine[key.policy] += 0 // names the policy, so that its sets are trimmed and expire
+			inLine[key.policy] += 0 // adds the policy, so that its sets are trimmed and expire
 		}
 	}
 	for policy, n := range inLine {
@@ -176,20 +175,25 @@ func Top(ctx context.Context, l *throttle.Limiter, policy string, n int) ([]Use,
 	if err != nil {
 		return nil, fmt.Errorf("usage: policy %q: %w", policy, err)
 	}
-	units, all := map[string]int64{}, int64(0)
+	units := map[string]int64{}
 	for _, part := range parts {
 		for _, z := range part.(*redis.ZSliceCmd).Val() {
 			units[z.Member.(string)] += int64(z.Score)
 		}
 	}
-	// A refund stays in its set after the set of its grant has left the hour: a sum may be 0 or below.
-	maps.DeleteFunc(units, func(_ string, n int64) bool { all += max(0, n); return n <= 0 })
-	tenants := slices.SortedFunc(maps.Keys(units), func(a, b string) int {
-		return cmp.Or(-cmp.Compare(units[a], units[b]), cmp.Compare(a, b))
+	uses, all := []Use{}, int64(0)
+	for tenant, sum := range units {
+		if sum > 0 { // a refund stays in its set after the set of its grant has left the hour
+			uses = append(uses, Use{Tenant: tenant, Units: sum})
+			all += sum
+		}
+	}
+	slices.SortFunc(uses, func(a, b Use) int {
+		return cmp.Or(-cmp.Compare(a.Units, b.Units), cmp.Compare(a.Tenant, b.Tenant))
 	})
-	uses := []Use{}
-	for _, tenant := range tenants[:min(len(tenants), max(0, n))] {
-		uses = append(uses, Use{tenant, units[tenant], float64(units[tenant]) / float64(max(1, all))})
+	uses = uses[:min(len(uses), max(0, n))]
+	for i := range uses {
+		uses[i].Part = float64(uses[i].Units) / float64(all)
 	}
 	return uses, nil
 }
@@ -225,10 +229,10 @@ func History(ctx context.Context, l *throttle.Limiter, policies []string, since 
 	for policy, series := range points {
 		for hour, counts := range hours[policy] {
 			for _, z := range counts.Val() {
-				minute, what, _ := strings.Cut(z.Member.(string), " ")
-				n, _ := strconv.Atoi(minute)
-				if i := 60*hour + n - since.Minute(); i >= 0 && i < len(series) {
-					series[i].add(what, int64(z.Score))
+				minuteText, event, _ := strings.Cut(z.Member.(string), " ")
+				minute, _ := strconv.Atoi(minuteText)
+				if i := 60*hour + minute - since.Minute(); i >= 0 && i < len(series) {
+					series[i].set(event, int64(z.Score))
 				}
 			}
 		}
@@ -236,8 +240,9 @@ func History(ctx context.Context, l *throttle.Limiter, policies []string, since 
 	return points, nil
 }
 
-func (p *Point) add(event string, n int64) {
-	switch p.Known = true; event {
+func (p *Point) set(event string, n int64) {
+	p.Known = true
+	switch event {
 	case granted:
 		p.Granted = n
 	case refused:

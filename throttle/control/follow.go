@@ -107,7 +107,7 @@ func (f *Follower) look(ctx context.Context) {
 	}
 }
 
-// keep adds what stays in force of the previous state: after a failed read all of it, without new policies its policies.
+// keep adds what stays in force of the previous state: all of it after a failed read, or its policies without new ones.
 func (f *Follower) keep(previous, state State, err error) State {
 	switch {
 	case err != nil:

@@ -9,34 +9,34 @@ import (
 	"github.com/sluice-go/sluice/throttle"
 )
 
-// untilRead calls end when the response's body is read to its end or closed, or when ctx ends. After a protocol switch
-// it calls end when the connection is closed, and closes that when `call` ends. It may call end several times.
-func untilRead(ctx, call context.Context, resp *http.Response, end func()) {
+// untilRead calls `end` when the response's body is read to its end or closed, or when reqCtx ends. After a protocol
+// switch it calls `end` when the connection is closed, and closes that when holdCtx ends. It may call `end` repeatedly.
+func untilRead(reqCtx, holdCtx context.Context, resp *http.Response, end func()) {
 	conn, ok := resp.Body.(io.ReadWriteCloser)
 	if ok && resp.StatusCode == http.StatusSwitchingProtocols { // http.Transport no longer watches the context
-		stop := context.AfterFunc(call, func() { conn.Close(); end() })
-		resp.Body = &duplex{conn, call, func() { stop(); end() }}
+		stop := context.AfterFunc(holdCtx, func() { conn.Close(); end() })
+		resp.Body = &duplex{conn, holdCtx, func() { stop(); end() }}
 		return
 	}
 	if resp.Body == nil || resp.Body == http.NoBody {
 		end()
 		return
 	}
-	stop := context.AfterFunc(ctx, end)
-	resp.Body = &body{resp.Body, call, func() { stop(); end() }}
+	stop := context.AfterFunc(reqCtx, end)
+	resp.Body = &body{resp.Body, holdCtx, func() { stop(); end() }}
 }
 
 // A body calls end when it is read to its end or closed.
 type body struct {
 	io.ReadCloser
-	call context.Context
-	end  func()
+	holdCtx context.Context
+	end     func()
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
-		err = lost(b.call, err)
+		err = lost(b.holdCtx, err)
 		b.end()
 	}
 	return n, err
@@ -47,30 +47,21 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// lost returns the error of a call, joined with throttle.ErrLeaseLost if that ended the call: HTTP/2 hides the cause.
-func lost(call context.Context, err error) error {
-	cause := context.Cause(call)
-	if err == nil || err == io.EOF || errors.Is(err, cause) || !errors.Is(cause, throttle.ErrLeaseLost) {
-		return err
-	}
-	return errors.Join(err, cause)
-}
-
 // A duplex is the body of a response that switched protocols. It can be written to.
 type duplex struct {
 	io.ReadWriteCloser
-	call context.Context
-	end  func()
+	holdCtx context.Context
+	end     func()
 }
 
 func (d *duplex) Read(p []byte) (int, error) {
 	n, err := d.ReadWriteCloser.Read(p)
-	return n, lost(d.call, err)
+	return n, lost(d.holdCtx, err)
 }
 
 func (d *duplex) Write(p []byte) (int, error) {
 	n, err := d.ReadWriteCloser.Write(p)
-	return n, lost(d.call, err)
+	return n, lost(d.holdCtx, err)
 }
 
 func (d *duplex) Close() error {
@@ -84,4 +75,13 @@ func (d *duplex) CloseWrite() error {
 		return w.CloseWrite()
 	}
 	return errors.ErrUnsupported
+}
+
+// lost returns the error of a call, joined with throttle.ErrLeaseLost if that ended the call: HTTP/2 hides the cause.
+func lost(holdCtx context.Context, err error) error {
+	cause := context.Cause(holdCtx)
+	if err == nil || err == io.EOF || errors.Is(err, cause) || !errors.Is(cause, throttle.ErrLeaseLost) {
+		return err
+	}
+	return errors.Join(err, cause)
 }

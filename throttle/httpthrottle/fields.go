@@ -27,10 +27,11 @@ const maxUnits = 32
 // refusal is TransportConfig.Refusal's default.
 func refusal(resp *http.Response) (time.Duration, bool) {
 	retryIn, timed := RetryAfter(resp)
-	exhausted := nothingLeft(resp.Header)
-	for _, r := range remainders(resp.Header, clock(resp), unitsNamed(resp.Header)) {
-		if r.units == 0 && !timed {
-			retryIn = max(retryIn, r.reset)
+	if !timed {
+		for _, r := range remainders(resp.Header, clock(resp), unitsNamed(resp.Header)) {
+			if r.units == 0 {
+				retryIn = max(retryIn, r.reset)
+			}
 		}
 	}
 	switch resp.StatusCode {
@@ -39,7 +40,7 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 	case http.StatusServiceUnavailable:
 		return retryIn, timed
 	case http.StatusForbidden: // which GitHub uses like 429, too
-		return retryIn, timed || exhausted
+		return retryIn, timed || nothingLeft(resp.Header)
 	}
 	return 0, false
 }
@@ -47,22 +48,19 @@ func refusal(resp *http.Response) (time.Duration, bool) {
 // nothingLeft reports whether a field says that nothing is left, even if no field says until when.
 func nothingLeft(h http.Header) bool {
 	for field := range h {
-		for _, prefix := range remainingFields {
-			rest, ok := strings.CutPrefix(strings.ToLower(field), strings.ToLower(prefix)+"remaining")
-			if ok && (rest == "" || rest[0] == '-') && h.Get(field) == "0" {
-				return true
-			}
+		if _, ok := remainingSuffix(field); ok && h.Get(field) == "0" {
+			return true
 		}
 	}
-	if members, err := httpsfv.UnmarshalDictionary(h.Values("RateLimit")); err == nil {
-		if left, ok := member(members, "remaining"); ok && left == 0 {
+	if dict, err := httpsfv.UnmarshalDictionary(h.Values("RateLimit")); err == nil {
+		if left, ok := dictionaryInt(dict, "remaining"); ok && left == 0 {
 			return true
 		}
 	}
 	list, _ := httpsfv.UnmarshalList(h.Values("RateLimit"))
 	for _, member := range list {
 		if item, ok := member.(httpsfv.Item); ok {
-			if left, ok := integer(item.Params, "r"); ok && left == 0 {
+			if left, ok := paramInt(item.Params, "r"); ok && left == 0 {
 				return true
 			}
 		}
@@ -70,27 +68,33 @@ func nothingLeft(h http.Header) bool {
 	return false
 }
 
-// unitsNamed returns the units that a response names in fields such as
-// X-RateLimit-Remaining-Tokens.
+// remainingSuffix returns the end of a field's name, such as "-tokens" of X-RateLimit-Remaining-Tokens, or "".
+func remainingSuffix(field string) (string, bool) {
+	for _, prefix := range remainingFields {
+		suffix, ok := strings.CutPrefix(strings.ToLower(field), strings.ToLower(prefix)+"remaining")
+		if ok && (suffix == "" || suffix[0] == '-') {
+			return suffix, true
+		}
+	}
+	return "", false
+}
+
+// unitsNamed returns the units that a response names in fields such as X-RateLimit-Remaining-Tokens.
 func unitsNamed(h http.Header) map[string]bool {
 	units := map[string]bool{throttle.Requests: true}
 	for _, unit := range quotaUnits(h) {
 		units[unit] = true
 	}
 	for field := range h {
-		for _, prefix := range remainingFields {
-			unit, found := strings.CutPrefix(strings.ToLower(field), strings.ToLower(prefix)+"remaining-")
-			if found && len(units) < maxUnits {
-				units[unit] = true
-			}
+		if suffix, _ := remainingSuffix(field); suffix != "" && len(units) < maxUnits {
+			units[suffix[1:]] = true
 		}
 	}
 	return units
 }
 
-// RetryAfter returns how long a response asks to wait, 0 or more. It reads Retry-After-Ms, in
-// milliseconds, or else Retry-After: seconds, or a date by the upstream's clock. It returns false
-// without a valid field, and for nil.
+// RetryAfter returns how long a response asks to wait, 0 or more. It reads Retry-After-Ms, in milliseconds, or else
+// Retry-After: seconds, or a date by the upstream's clock. It returns false without a valid field, and for nil.
 func RetryAfter(resp *http.Response) (time.Duration, bool) {
 	if resp == nil {
 		return 0, false
@@ -122,8 +126,7 @@ type remainder struct {
 	reset time.Duration // above 0
 }
 
-// remainders returns the upstream's remaining units, by the first of these fields that a response
-// has:
+// remainders returns the upstream's remaining units, by the first of these fields that a response has:
 //
 //   - RateLimit, as in draft-ietf-httpapi-ratelimit-headers-07 and later;
 //   - RateLimit-Remaining and -Reset, as in earlier drafts;
@@ -169,11 +172,11 @@ func structured(h http.Header, units map[string]bool) []remainder {
 	if len(values) == 0 {
 		return nil
 	}
-	var all []remainder
 	list, err := httpsfv.UnmarshalList(values)
 	if err != nil {
 		return dictionary(values)
 	}
+	var all []remainder
 	unitOf := quotaUnits(h)
 	for _, member := range list {
 		item, ok := member.(httpsfv.Item)
@@ -184,10 +187,10 @@ func structured(h http.Header, units map[string]bool) []remainder {
 		if !known {
 			unit = throttle.Requests
 		}
-		left, ok := integer(item.Params, "r")
-		reset, timed := integer(item.Params, "t")
-		if ok && timed && units[unit] {
-			all = appendValid(all, remainder{unit, left, time.Duration(min(reset, 1e9)) * time.Second})
+		left, hasLeft := paramInt(item.Params, "r")
+		reset, hasReset := paramInt(item.Params, "t")
+		if hasLeft && hasReset && units[unit] {
+			all = appendValid(all, remainder{unit, left, seconds(reset)})
 		}
 	}
 	return all
@@ -195,21 +198,23 @@ func structured(h http.Header, units map[string]bool) []remainder {
 
 // dictionary parses the RateLimit field of draft 07: limit=100, remaining=50, reset=5.
 func dictionary(values []string) []remainder {
-	members, err := httpsfv.UnmarshalDictionary(values)
+	dict, err := httpsfv.UnmarshalDictionary(values)
 	if err != nil {
 		return nil
 	}
-	left, ok := member(members, "remaining")
-	reset, timed := member(members, "reset")
-	if !ok || !timed {
+	left, hasLeft := dictionaryInt(dict, "remaining")
+	reset, hasReset := dictionaryInt(dict, "reset")
+	if !hasLeft || !hasReset {
 		return nil
 	}
-	return appendValid(nil, remainder{throttle.Requests, left, time.Duration(min(reset, 1e9)) * time.Second})
+	return appendValid(nil, remainder{throttle.Requests, left, seconds(reset)})
 }
 
-// member returns an integer of a dictionary.
-func member(members *httpsfv.Dictionary, key string) (int64, bool) {
-	found, _ := members.Get(key)
+// seconds returns n seconds. Numbers that would overflow become 31 years, which appendValid refuses.
+func seconds(n int64) time.Duration { return time.Duration(min(n, 1e9)) * time.Second }
+
+func dictionaryInt(dict *httpsfv.Dictionary, key string) (int64, bool) {
+	found, _ := dict.Get(key)
 	item, ok := found.(httpsfv.Item)
 	if !ok {
 		return 0, false
@@ -245,7 +250,7 @@ func nameOf(item httpsfv.Item) string {
 	return ""
 }
 
-func integer(params *httpsfv.Params, key string) (int64, bool) {
+func paramInt(params *httpsfv.Params, key string) (int64, bool) {
 	value, _ := params.Get(key)
 	n, ok := value.(int64)
 	return n, ok

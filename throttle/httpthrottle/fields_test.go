@@ -123,7 +123,7 @@ func TestWhatOurWindowsCanGrant(t *testing.T) {
 
 func TestAnExcessIsReportedOnce(t *testing.T) {
 	t.Parallel()
-	l := &learner{reported: map[string]excess{}}
+	l := &learner{reported: map[string]gap{}}
 	for i, row := range []struct {
 		behind int64
 		reset  time.Duration

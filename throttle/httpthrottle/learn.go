@@ -17,12 +17,12 @@ type learner struct {
 	logger *slog.Logger
 
 	mu       sync.Mutex
-	reported map[string]excess // by policy, unit and scopes
+	reported map[string]gap // by policy, unit and scopes
 }
 
-// An excess is how many more units our windows could grant than the upstream had left when that was reported. Redis
-// subtracts what we grant from the reported units, so an excess that stays the same is not reported again.
-type excess struct {
+// A gap is how many more units our windows could grant than the upstream had left when that was reported. Redis
+// subtracts what we grant from the reported units, so a gap that stays the same is not reported again.
+type gap struct {
 	units int64
 	until time.Time // when the upstream resets
 }
@@ -33,39 +33,37 @@ const freshFor = 5 * time.Second
 // maxReported bounds the memory of a learner, as there may be any number of tenants.
 const maxReported = 10_000
 
-// learn reports a refusal, or else the remaining units, that the response to a call tells of.
+// learn reports the refusal that the response to a call is, or else the remaining units that it tells of.
 func (t *Transport) learn(
 	ctx context.Context, resp *http.Response, caller *throttle.Caller, d throttle.Decision, sentAt time.Time,
 ) {
 	retryIn, refused := t.c.Refusal(resp)
+	if !refused {
+		caller.Answered(d.Policy, sentAt)
+		if d.FailedOpen == nil { // a policy that failed open has no windows to compare with
+			t.learner.report(ctx, resp, d)
+		}
+		return
+	}
 	if retryIn <= 0 {
 		retryIn = t.c.Pause // 0 leaves it to the policy
 	}
 	if policy, ok := t.c.Limiter.Lookup(d.Policy); ok {
 		retryIn = min(retryIn, policy.MaxPause)
 	}
-	if refused {
-		caller.Refused(d.Policy, retryIn)
-	} else {
-		caller.Answered(d.Policy, sentAt)
-	}
-	switch {
-	case refused:
-		cause := strconv.Itoa(resp.StatusCode)
-		pause := func(ctx context.Context) {
-			if _, err := d.Reservation.Pause(ctx, retryIn, cause); err != nil {
-				t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause",
-					"policy", d.Policy, "error", err)
-			}
+	caller.Refused(d.Policy, retryIn)
+	cause := strconv.Itoa(resp.StatusCode)
+	pause := func(ctx context.Context) {
+		if _, err := d.Reservation.Pause(ctx, retryIn, cause); err != nil {
+			t.c.Logger.Warn("httpthrottle: a refusal could not be stored: its policy does not pause",
+				"policy", d.Policy, "error", err)
 		}
-		if d.FailedOpen != nil { // Redis did not answer, and may not do so yet
-			go detached(ctx, pause)
-			return
-		}
-		detached(ctx, pause)
-	case d.FailedOpen == nil: // else there are no windows to compare with
-		t.learner.report(ctx, resp, d)
 	}
+	if d.FailedOpen != nil { // Redis did not answer, and may not do so yet
+		go detached(ctx, pause)
+		return
+	}
+	detached(ctx, pause)
 }
 
 // report reports the upstream's remaining units where these are news: see isNews.
@@ -77,25 +75,25 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	for _, w := range d.Windows {
 		units[w.Unit] = true
 	}
+	scopes := []string{d.Policy}
+	for _, w := range d.Windows {
+		scopes = append(scopes, w.Scope.Values...)
+	}
 	type reading struct {
 		remainder
-		excess int64 // of our windows over the upstream
+		gap int64
 	}
-	worst := map[string]reading{}
+	widest := map[string]reading{} // by unit
 	for _, r := range remainders(resp.Header, clock(resp), units) {
 		ours, ok := grantable(d, r)
-		excess := max(0, ours-r.units)
-		if other, seen := worst[r.unit]; ok && (!seen || excess > other.excess) {
-			worst[r.unit] = reading{r, excess}
+		gap := max(0, ours-r.units)
+		if other, seen := widest[r.unit]; ok && (!seen || gap > other.gap) {
+			widest[r.unit] = reading{r, gap}
 		}
 	}
-	for unit, r := range worst {
-		parts := []string{d.Policy, unit}
-		for _, w := range d.Windows {
-			parts = append(parts, w.Scope.Values...)
-		}
-		key := strings.Join(parts, "\x00")
-		if !l.isNews(key, r.excess, r.reset) {
+	for unit, r := range widest {
+		key := unit + "\x00" + strings.Join(scopes, "\x00")
+		if !l.isNews(key, r.gap, r.reset) {
 			continue
 		}
 		detached(ctx, func(ctx context.Context) {
@@ -104,7 +102,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 					"policy", d.Policy, "error", err)
 				return
 			}
-			l.note(key, r.excess, r.reset)
+			l.note(key, r.gap, r.reset)
 		})
 	}
 }
@@ -112,7 +110,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 // grantable returns how much our windows can grant until the upstream resets: what is left, and the limit for each period.
 func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
-		var refills int64
+		var refills int64 // none if the window resets later than the upstream
 		switch {
 		case w.Unit != r.unit || w.Algorithm.Leases():
 			continue
@@ -128,7 +126,7 @@ func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	return least, ok
 }
 
-// isNews reports whether an excess of units must be reported: it has grown, or has halved, or is of a new reset.
+// isNews reports whether a gap of units must be reported: it has grown, or has halved, or is of a new reset.
 func (l *learner) isNews(key string, units int64, reset time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -147,7 +145,7 @@ func (l *learner) note(key string, units int64, reset time.Duration) {
 	if len(l.reported) >= maxReported {
 		clear(l.reported)
 	}
-	l.reported[key] = excess{units, time.Now().Add(reset)}
+	l.reported[key] = gap{units, time.Now().Add(reset)}
 }
 
 // clock returns the time by the upstream's clock, from the field Date, or else our own time.

@@ -1,5 +1,4 @@
-// Package httpthrottle puts the limits of package throttle around the calls that a program makes by
-// net/http.
+// Package httpthrottle puts the limits of package throttle around the calls that a program makes by net/http.
 //
 // A [Transport] reserves for every call. From the responses it learns of refusals, and of how much
 // the upstream has left. In a job, whose context carries a [throttle.Caller], a call that does not
@@ -38,9 +37,8 @@ type TransportConfig struct {
 	// costs nothing if Base reports connections to net/http/httptrace, as *http.Transport does.
 	Base http.RoundTripper
 
-	// LearnOnly reserves nothing: for calls of jobs that took their cost when they began. Refusals still pause
-	// the policy. Remaining units are learnt if the Caller's Decision has the policy, tenant and attributes of
-	// the call.
+	// LearnOnly reserves nothing: for calls of jobs that took their cost when they began. Refusals still pause the
+	// policy. Remaining units are learnt if the Caller's Decision has the policy, tenant and attributes of the call.
 	LearnOnly bool
 
 	// Limiter decides. It is required.
@@ -50,9 +48,8 @@ type TransportConfig struct {
 	// The default is slog.Default().
 	Logger *slog.Logger
 
-	// MaxWait is the longest time that a call waits for its turn, unless Request sets one. The
-	// default, 0, does not wait, which is right in a job: its worker has other jobs to run. For more,
-	// see throttle.Limiter.Wait.
+	// MaxWait is the longest time that a call waits for its turn, unless Request sets one. The default, 0, does not
+	// wait, which is right in a job: its worker has other jobs to run. For more, see throttle.Limiter.Wait.
 	MaxWait time.Duration
 
 	// PassUnidentified lets calls that have no policy through, uncounted. By default they fail with
@@ -97,8 +94,7 @@ func (e *CountedError) Error() string {
 		"or cancel the job's reservation to count each call", e.Policy)
 }
 
-// A Transport is an http.RoundTripper that makes calls when they fit. It is safe for concurrent
-// use.
+// A Transport is an http.RoundTripper that makes calls when they fit. It is safe for concurrent use.
 type Transport struct {
 	c       TransportConfig
 	learner learner
@@ -116,8 +112,7 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 		return nil, fmt.Errorf("httpthrottle: TransportConfig.MaxWait %v: must not be below 0", c.MaxWait)
 	}
 	if c.Pause < 0 || c.Pause > throttle.MaxPeriod {
-		return nil, fmt.Errorf("httpthrottle: TransportConfig.Pause %v: must be 0 to %v",
-			c.Pause, throttle.MaxPeriod)
+		return nil, fmt.Errorf("httpthrottle: TransportConfig.Pause %v: must be 0 to %v", c.Pause, throttle.MaxPeriod)
 	}
 	if c.Base == nil {
 		c.Base = http.DefaultTransport
@@ -126,7 +121,7 @@ func NewTransport(c TransportConfig) (*Transport, error) {
 	if c.Refusal == nil {
 		c.Refusal = refusal
 	}
-	return &Transport{c, learner{logger: c.Logger, reported: map[string]excess{}}}, nil
+	return &Transport{c, learner{logger: c.Logger, reported: map[string]gap{}}}, nil
 }
 
 // RoundTrip makes the call if it fits, and never repeats it. Each call of a chain of redirects
@@ -163,13 +158,40 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return t.call(req, caller, d)
 }
 
+func (t *Transport) identify(req *http.Request, caller *throttle.Caller) (r throttle.Request, ok bool) {
+	if t.c.Request != nil {
+		if r, ok = t.c.Request(req); !ok {
+			return r, false
+		}
+		r.Policy = cmp.Or(r.Policy, t.c.Policy, caller.Request.Policy)
+	} else {
+		r = caller.Request
+		// These are the job's, not the call's. Its ticket is for the line of its own policy.
+		r.MaxHold, r.MaxWait, r.Ticket, r.Key, r.Front = 0, 0, throttle.Ticket{}, "", false
+		if t.c.Policy != "" && t.c.Policy != r.Policy {
+			if r.Policy != "" {
+				r.Cost = nil // in units of the job's policy
+			}
+			r.Policy = t.c.Policy
+		}
+	}
+	if deadline, ok := req.Context().Deadline(); ok && r.MaxHold == 0 {
+		r.MaxHold = max(0, time.Until(deadline))
+	}
+	r.MaxWait = cmp.Or(r.MaxWait, t.c.MaxWait, -1)
+	return r, r.Policy != ""
+}
+
 // decisionOf returns the decision that stands for a call that reserves nothing: the job's, if it is of the same
 // policy, tenant and attributes, or else a decision that has only the request.
 func (t *Transport) decisionOf(caller *throttle.Caller, r throttle.Request) throttle.Decision {
 	d := throttle.Decision{Policy: r.Policy, Reservation: throttle.Reservation{Request: r}}
-	if job := caller.Decision; job.Reservation.ID != "" && job.Policy == r.Policy && job.Tenant == r.Tenant &&
-		hasAttributes(r, job.Reservation.Attributes) {
-		if d = job; time.Since(d.At) > freshFor {
+	job := caller.Decision
+	isGranted := job.Reservation.ID != ""
+	isAlike := job.Policy == r.Policy && job.Tenant == r.Tenant && hasAttributes(r, job.Reservation.Attributes)
+	if isGranted && isAlike {
+		d = job
+		if time.Since(d.At) > freshFor {
 			d.Reservation.At = time.Time{} // the upstream has counted what was granted since
 		}
 	}
@@ -187,81 +209,62 @@ func hasAttributes(r throttle.Request, granted map[string]string) bool {
 	return true
 }
 
-func (t *Transport) identify(req *http.Request, caller *throttle.Caller) (throttle.Request, bool) {
-	r := caller.Request
-	if t.c.Request != nil {
-		var ok bool
-		if r, ok = t.c.Request(req); !ok {
-			return r, false
-		}
-		r.Policy = cmp.Or(r.Policy, t.c.Policy, caller.Request.Policy)
-	} else {
-		// These are the job's, not the call's. Its ticket is for the line of its own policy.
-		r.MaxHold, r.MaxWait, r.Ticket, r.Key, r.Front = 0, 0, throttle.Ticket{}, "", false
-		if t.c.Policy != "" && t.c.Policy != r.Policy {
-			if r.Policy != "" {
-				r.Cost = nil // in units of the job's policy
-			}
-			r.Policy = t.c.Policy
-		}
+func (t *Transport) call(req *http.Request, caller *throttle.Caller, d throttle.Decision) (*http.Response, error) {
+	reqCtx := req.Context()
+	if reqCtx.Err() != nil {
+		t.cancel(reqCtx, d.Reservation)
+		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(reqCtx)))
 	}
-	if deadline, ok := req.Context().Deadline(); ok && r.MaxHold == 0 {
-		r.MaxHold = max(0, time.Until(deadline))
-	}
-	r.MaxWait = cmp.Or(r.MaxWait, t.c.MaxWait, -1)
-	return r, r.Policy != ""
-}
-
-func (t *Transport) call(
-	req *http.Request, caller *throttle.Caller, d throttle.Decision,
-) (*http.Response, error) {
-	outer := req.Context()
-	if outer.Err() != nil {
-		t.cancel(outer, d.Reservation)
-		return unmade(req, fmt.Errorf("httpthrottle: %w", context.Cause(outer)))
-	}
-	work, drop, held := outer, func() {}, d.Reservation.Lease() > 0 // by the policy as it is before the call
-	if held {
-		work, drop = context.WithCancel(outer) // else a cancelled hold's context lives as long as outer
-	}
-	ctx := d.Reservation.Hold(work)
-	var released atomic.Bool
-	end := func() { // called again at Close, if the release failed at the body's end
-		if drop(); released.Load() {
-			return
-		}
-		err := d.Reservation.Release(outer)
-		if released.Store(err == nil); err != nil {
-			t.c.Logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out",
-				"policy", d.Policy, "error", err)
-		}
-	}
+	holdCtx, held, end := t.hold(reqCtx, d)
 	reading := false // the caller reads the body: untilRead calls end
 	defer func() {
 		if !reading { // even if Base or Refusal panics
 			end()
 		}
 	}()
-
-	var connects, connected atomic.Bool
+	var sought, connected atomic.Bool
 	trace := &httptrace.ClientTrace{
-		GetConn: func(string) { connects.Store(true) },
+		GetConn: func(string) { sought.Store(true) },
 		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }, // from here on the upstream may see the call
 	}
 	sentAt := time.Now()
-	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(ctx, trace)))
+	resp, err := t.c.Base.RoundTrip(req.WithContext(httptrace.WithClientTrace(holdCtx, trace)))
 	if resp == nil || err != nil {
-		_, reports := t.c.Base.(*http.Transport) // it may fail before it looks for a connection
-		if (reports || connects.Load()) && !connected.Load() {
-			t.cancel(outer, d.Reservation)
+		_, isTransport := t.c.Base.(*http.Transport) // it may fail before it looks for a connection
+		if reports := isTransport || sought.Load(); reports && !connected.Load() {
+			t.cancel(reqCtx, d.Reservation)
 		}
-		return nil, lost(ctx, err) // if both are nil, http.Client makes an error
+		return nil, lost(holdCtx, err) // if both are nil, http.Client makes an error
 	}
-	t.learn(outer, resp, caller, d, sentAt)
-	if reading = held; reading {
-		untilRead(outer, ctx, resp, end)
+	t.learn(reqCtx, resp, caller, d, sentAt)
+	if held {
+		reading = true
+		untilRead(reqCtx, holdCtx, resp, end)
 	}
 	return resp, nil
+}
+
+// hold holds the slots of a grant, if it has any, until `end` is called. Its context also ends when a slot is lost.
+func (t *Transport) hold(reqCtx context.Context, d throttle.Decision) (holdCtx context.Context, held bool, end func()) {
+	work, drop := reqCtx, func() {}
+	held = d.Reservation.Lease() > 0 // by the policy as it is before the call
+	if held {
+		work, drop = context.WithCancel(reqCtx) // otherwise a cancelled hold's context lives as long as reqCtx
+	}
+	var released atomic.Bool
+	end = func() { // called again at Close, if the release failed at the body's end
+		drop()
+		if released.Load() {
+			return
+		}
+		err := d.Reservation.Release(reqCtx)
+		released.Store(err == nil)
+		if err != nil {
+			t.c.Logger.Warn("httpthrottle: a concurrency window's slot was not released, and runs out",
+				"policy", d.Policy, "error", err)
+		}
+	}
+	return d.Reservation.Hold(work), held, end
 }
 
 // cancel cancels the reservation of a call that was not made.
@@ -280,8 +283,7 @@ func detached(ctx context.Context, do func(context.Context)) {
 	do(ctx)
 }
 
-// unmade returns the error of a call that was not made. A RoundTripper has to close the request's
-// body even then.
+// unmade returns the error of a call that was not made. A RoundTripper has to close the request's body even then.
 func unmade(req *http.Request, err error) (*http.Response, error) {
 	if req.Body != nil {
 		req.Body.Close()

@@ -70,7 +70,7 @@ func (o *object) checkBatch(b Batch) {
 	}
 	for i, d := range []time.Duration{b.Tasks.Retention, b.Tasks.Timeout} {
 		if d != 0 && d < time.Second {
-			o.kids["tasks"].bad([]string{"retention", "timeout"}[i], "must be at least 1s")
+			o.kids["tasks"].reportKey([]string{"retention", "timeout"}[i], "must be at least 1s")
 		}
 	}
 	if hours := o.kids["hours"]; hours != nil {
@@ -79,14 +79,14 @@ func (o *object) checkBatch(b Batch) {
 	}
 	switch _, inFile := o.fields["tenants_file"]; {
 	case inFile && b.Tenants != nil:
-		o.bad("tenants_file", "must not be given beside tenants")
+		o.reportKey("tenants_file", "must not be given beside tenants")
 	case !inFile && o.fields["tenants"].node == nil:
 		o.report(o.line, "tenants is missing", "must be a list of tenants, or give tenants_file")
 	}
 	for _, key := range []string{"count", "payload"} {
 		tasks := o.kids["tasks"]
 		if tasks != nil && tasks.fields[key].node != nil && tasks.fields["file"].node != nil {
-			tasks.bad(key, "must not be given beside file: each line of the file is the payload of a task")
+			tasks.reportKey(key, "must not be given beside file: each line of the file is the payload of a task")
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 type object struct {
 	*decoder
 	broken     bool // some of its keys were reported: a key that seems missing may be one of them
-	errors     int  // in it, and in the objects within it
+	mistakes   int  // reported in it, and in the objects within it
 	fields     map[string]field
 	items      map[string][]*object // the mappings in its lists, by the list's key
 	keys       []string             // of fields, in the order of the file
@@ -61,7 +61,7 @@ var examples = map[reflect.Type]string{
 	reflect.TypeFor[throttle.Window]():   "{name: burst, limit: 5, period: 3s}",
 }
 
-// singular names one element of a list or mapping, by its key.
+// singular names one item of a list or mapping, by its key.
 var singular = map[string]string{
 	"batches": "batch", "cost": "unit", "policies": "policy", "tenants": "tenant", "windows": "window",
 }
@@ -73,8 +73,7 @@ func keyOf(f reflect.StructField) string {
 	return strings.ToLower(wordEnd.ReplaceAllString(f.Name, "${1}_$2"))
 }
 
-// keysOf returns the keys of a struct, the name first. It returns none for a map, whose keys are any
-// text.
+// keysOf returns the keys of a struct, the name first. It returns none for a map, whose keys are any text.
 func keysOf(t reflect.Type) (keys []string) {
 	for i := 0; t.Kind() == reflect.Struct && i < t.NumField(); i++ {
 		switch f := t.Field(i); {
@@ -125,7 +124,7 @@ func (d *decoder) mapping(parent *object, path string, line int, n *yaml.Node, t
 		o.fields[key] = field{line, n.Content[i+1]}
 		o.keys = append(o.keys, key)
 	}
-	o.broken = o.errors > 0
+	o.broken = o.mistakes > 0
 	return o
 }
 
@@ -140,22 +139,22 @@ func (o *object) within(part string) string {
 func (o *object) report(line int, what, hint string) {
 	o.decoder.report(line, o.path, what, hint)
 	for ; o != nil; o = o.parent {
-		o.errors++
+		o.mistakes++
 	}
 }
 
-func (o *object) bad(key, hint string) {
+func (o *object) reportKey(key, hint string) {
 	f := o.fields[key]
 	o.unreadable[key] = true
 	o.report(f.line, key+" "+show(f.node), hint)
 }
 
-// count returns how many errors are in an object, which may be nil.
+// count returns how many mistakes are in an object, which may be nil.
 func (o *object) count() int {
 	if o == nil {
 		return 0
 	}
-	return o.errors
+	return o.mistakes
 }
 
 // check reports the errors of package throttle about this object, at the lines of the fields that they
@@ -168,7 +167,7 @@ func (o *object) check(err error) {
 	for _, err := range joined.Unwrap() {
 		e, ok := errors.AsType[*throttle.PolicyError](err)
 		holder := o
-		if overrides := o.kids["windows"]; ok && e.Window != "" && overrides != nil {
+		if overrides := o.kids["windows"]; ok && e.Window != "" && overrides != nil { // o is a tenant
 			holder = overrides.kids[e.Window]
 		}
 		if key, item, _ := strings.Cut(e.Field, "["); ok && !holder.unreadable[key] {
@@ -187,13 +186,13 @@ func (o *object) checkField(key, item string, e *throttle.PolicyError) {
 	case []string:
 		value = fmt.Sprintf("%q", v)
 	}
-	i, err := strconv.Atoi(item)
-	kid := o.kids[key]
+	i, noItem := strconv.Atoi(item)
+	mapping := o.kids[key]
 	switch {
-	case given && err == nil:
+	case given && noItem == nil:
 		line = f.item(i).Line
-	case given && kid != nil: // the value is one of its keys
-		line = kid.fields[fmt.Sprint(e.Value)].line
+	case given && mapping != nil: // the value is one of its keys
+		line = mapping.fields[fmt.Sprint(e.Value)].line
 	case given && follow(f.node).Kind == yaml.ScalarNode:
 		value = show(f.node)
 	case !given && reflect.ValueOf(e.Value).IsZero():
@@ -287,11 +286,11 @@ func (o *object) readList(key string, target reflect.Value) {
 	lines := map[string]int{}
 	for i, n := range o.list(key, "must be a list such as ["+examples[target.Type().Elem()]+"]") {
 		value := reflect.New(target.Type().Elem()).Elem()
-		item := o.mapping(o, o.within(nameOf(singular[key], n, i)), n.Line, n, value.Type())
+		item := o.mapping(o, o.within(itemName(singular[key], n, i)), n.Line, n, value.Type())
 		item.into(value)
 		name := value.FieldByName("Name").String()
 		if line, taken := lines[name]; taken && name != "" {
-			item.bad("name", fmt.Sprintf("is taken by the %s on line %d: %s have different names",
+			item.reportKey("name", fmt.Sprintf("is taken by the %s on line %d: %s have different names",
 				singular[key], line, key))
 		} else {
 			lines[name] = item.line
@@ -313,7 +312,7 @@ func (o *object) texts(key string) []string {
 		texts = append(texts, s)
 	}
 	if n := follow(o.fields[key].node); key == "per" && n.Kind == yaml.SequenceNode && len(texts) == 0 {
-		o.bad(key, "must name an attribute: for one count of all write shared: true")
+		o.reportKey(key, "must name an attribute: for one count of all write shared: true")
 	}
 	return texts
 }
@@ -321,7 +320,7 @@ func (o *object) texts(key string) []string {
 func (o *object) list(key, hint string) []*yaml.Node {
 	n := follow(o.fields[key].node)
 	if n.Kind != yaml.SequenceNode || n.ShortTag() != "!!seq" {
-		o.bad(key, hint)
+		o.reportKey(key, hint)
 		return nil
 	}
 	return n.Content
@@ -341,7 +340,7 @@ func (o *object) whole(key string, least, most int64) (int64, bool) {
 	text, ok := o.scalar(key, "!!int")
 	n, err := strconv.ParseInt(text, 10, 64)
 	if !ok || err != nil || n < least || n > most || !digits.MatchString(text) {
-		o.bad(key, fmt.Sprintf("must be a whole number, %d to %d, in plain digits", least, most))
+		o.reportKey(key, fmt.Sprintf("must be a whole number, %d to %d, in plain digits", least, most))
 		return 0, false
 	}
 	return n, true
@@ -351,7 +350,7 @@ func (o *object) number(key string) float64 {
 	text, ok := o.scalar(key, "!!int", "!!float")
 	number, err := strconv.ParseFloat(text, 64)
 	if !ok || err != nil || number == 0 || !digits.MatchString(text) {
-		o.bad(key, "must be a number above 0, in plain digits")
+		o.reportKey(key, "must be a number above 0, in plain digits")
 		return 0
 	}
 	return number
@@ -361,24 +360,24 @@ func (o *object) flag(key string) bool {
 	text, ok := o.scalar(key, "!!bool")
 	flag, err := strconv.ParseBool(text)
 	if !ok || err != nil {
-		o.bad(key, "must be true or false, without quotes")
+		o.reportKey(key, "must be true or false, without quotes")
 	}
 	return flag
 }
 
 func (o *object) duration(key string) time.Duration {
 	if text, number := o.scalar(key, "!!int", "!!float"); number {
-		o.bad(key, fmt.Sprintf("must have a unit: write %ss for seconds", text))
+		o.reportKey(key, fmt.Sprintf("must have a unit: write %ss for seconds", text))
 		return 0
 	}
 	text, ok := o.scalar(key, "!!str")
 	duration, err := time.ParseDuration(text)
 	if !ok || err != nil {
-		o.bad(key, "must be a duration such as 500ms, 90s, 1m30s or 24h; h is the largest unit")
+		o.reportKey(key, "must be a duration such as 500ms, 90s, 1m30s or 24h; h is the largest unit")
 		return 0
 	}
 	if duration == 0 && key != "margin" && key != "period" { // a margin may be 0s, and package throttle reports a period
-		o.bad(key, "must be above 0s: leave it out for the default")
+		o.reportKey(key, "must be above 0s: leave it out for the default")
 	}
 	return duration
 }
@@ -398,8 +397,8 @@ func (o *object) asText(n *yaml.Node, line int, key string) (string, bool) {
 	return "", false
 }
 
-// nameOf names an element of a list by its name, or by its number if it has no name.
-func nameOf(kind string, n *yaml.Node, i int) string {
+// itemName names an item of a list by its name, or by its number if it has no name.
+func itemName(kind string, n *yaml.Node, i int) string {
 	if n = follow(n); n.Kind == yaml.MappingNode {
 		for j := 0; j < len(n.Content); j += 2 {
 			if name := follow(n.Content[j+1]); n.Content[j].Value == "name" && name.Value != "" {

@@ -1,6 +1,5 @@
-// Package policyfile reads policies from YAML. It is strict: an unknown key or a value that cannot
-// be used is an error with file, line, policy, window, value and hint. docs/reference/policies.md
-// describes the format.
+// Package policyfile reads policies from YAML. It is strict: an unknown key or a value that cannot be used is an error
+// with file, line, policy, window, value and hint. docs/reference/policies.md describes the format.
 package policyfile
 
 import (
@@ -64,10 +63,9 @@ func Load(path string) ([]throttle.Policy, error) {
 	return Parse(path, data)
 }
 
-// Parse parses the text of a policy file. It returns the policies in the order of the file. They are
-// valid, and throttle.New accepts them together. Fields that the file leaves out are zero. The error
-// joins an *Error for each mistake, sorted by line; those after the first 20 are only counted. Errors
-// call the file by the name.
+// Parse parses the text of a policy file. It returns the policies in the order of the file. They are valid, and
+// throttle.New accepts them together. Fields that the file leaves out are zero. The error joins an *Error for each
+// mistake, sorted by line; those after the first 20 are only counted. Errors call the file by the name.
 func Parse(name string, data []byte) ([]throttle.Policy, error) {
 	f, err := ParseFile(name, data)
 	return f.Policies, err
@@ -115,7 +113,7 @@ func (d *decoder) document(data []byte) *yaml.Node {
 		d.report(0, "", "file is too large", fmt.Sprintf("must have at most %d bytes", maxBytes))
 		return nil
 	}
-	if !d.readable(data) {
+	if !d.checkCharacters(data) {
 		return nil
 	}
 	var root, second yaml.Node
@@ -123,33 +121,32 @@ func (d *decoder) document(data []byte) *yaml.Node {
 	if err == nil {
 		err = loader.Load(&root)
 	}
-	if errors.Is(err, io.EOF) || err == nil && follow(root.Content[0]).ShortTag() == "!!null" {
-		d.report(0, "", "file is empty", `must have the key "policies"`)
-		return nil
-	}
-	if err == nil {
+	isEmpty := errors.Is(err, io.EOF) || err == nil && follow(root.Content[0]).ShortTag() == "!!null"
+	if err == nil && !isEmpty {
 		err = loader.Load(&second)
 	}
-	if err == nil {
-		d.report(second.Line, "", `"---" begins a second document`,
-			"must be one document: put all policies under one key")
-		return nil
+	switch {
+	case isEmpty:
+		d.report(0, "", "file is empty", `must have the key "policies"`)
+	case err == nil:
+		d.report(second.Line, "", `"---" begins a second document`, "must be one document: put all policies under one key")
+	case !errors.Is(err, io.EOF):
+		d.reportSyntax(err)
+	case d.checkAliases(&root):
+		return root.Content[0]
 	}
-	if !errors.Is(err, io.EOF) {
-		line, hint := 0, err.Error()
-		if e, ok := errors.AsType[*yaml.LoadError](err); ok {
-			line, hint = e.Mark.Line, e.Message
-		}
-		if strings.Contains(hint, "alphabetic or numeric character") { // the name of an alias lacks one
-			hint = `a text that begins with * or & must be quoted, such as "*"`
-		}
-		d.report(line, "", "not YAML", hint)
-		return nil
+	return nil
+}
+
+func (d *decoder) reportSyntax(err error) {
+	line, hint := 0, err.Error()
+	if e, ok := errors.AsType[*yaml.LoadError](err); ok {
+		line, hint = e.Mark.Line, e.Message
 	}
-	if !d.expands(&root) {
-		return nil
+	if strings.Contains(hint, "alphabetic or numeric character") { // the name of an alias lacks one
+		hint = `a text that begins with * or & must be quoted, such as "*"`
 	}
-	return root.Content[0]
+	d.report(line, "", "not YAML", hint)
 }
 
 // checkFile checks the rules that hold between policies.
@@ -169,7 +166,7 @@ func (o *object) checkFile(policies []throttle.Policy) {
 			fmt.Sprintf("must not match a task type that %s matches too, by %q on line %d", first.path,
 				policies[overlap.First].Match[overlap.FirstGlob], first.fields["match"].item(overlap.FirstGlob).Line))
 	}
-	if len(policies) == 0 && o.errors == 0 {
+	if len(policies) == 0 && o.mistakes == 0 {
 		o.report(o.line, "no policy", `must have at least one under the key "policies"`)
 	}
 }
@@ -177,24 +174,24 @@ func (o *object) checkFile(policies []throttle.Policy) {
 // checkPolicy validates as much as the errors so far allow: first the policy's own fields, then the
 // whole policy, and then each of its tenants.
 func (o *object) checkPolicy(p throttle.Policy) {
-	alone, whole := p, p
-	alone.Tenants, whole.Tenants = nil, nil
+	all := p.Tenants
+	p.Tenants = nil
+	fieldsOnly := p
 	if n := len(p.Windows); n > 0 && n <= throttle.MaxWindows {
-		alone.Windows = []throttle.Window{{Name: "w", Limit: 1, Period: time.Second}}
+		fieldsOnly.Windows = []throttle.Window{{Name: "w", Limit: 1, Period: time.Second}}
 	}
-	o.check(alone.Validate())
+	o.check(fieldsOnly.Validate())
 	tenants := o.kids["tenants"]
-	if o.errors > tenants.count() { // some error is outside of the tenants
-		return
+	if o.mistakes == tenants.count() { // none is outside of the tenants
+		o.check(p.Validate())
 	}
-	o.check(whole.Validate())
-	if o.errors > tenants.count() || tenants == nil {
+	if o.mistakes > tenants.count() || tenants == nil {
 		return
 	}
 	for name, t := range tenants.kids {
-		if t.errors == 0 {
-			whole.Tenants = map[string]throttle.Tenant{name: p.Tenants[name]}
-			t.check(whole.Validate())
+		if t.mistakes == 0 {
+			p.Tenants = map[string]throttle.Tenant{name: all[name]}
+			t.check(p.Validate())
 		}
 	}
 }

@@ -6,9 +6,8 @@ import (
 	"github.com/agnivade/levenshtein"
 )
 
-// Suggest returns the known name that is most like a misspelt one, by the number of edits. It
-// returns "" if every known name would take as many edits as half of its characters, or more. The
-// case of the misspelt name does not matter.
+// Suggest returns the known name that is most like a misspelt one, by the number of edits. It returns "" if every known
+// name would take as many edits as half of its characters, or more. The case of the misspelt name does not matter.
 func Suggest(name string, known []string) string {
 	nearest, least := "", len(name)
 	for _, k := range known {

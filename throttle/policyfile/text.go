@@ -9,9 +9,9 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// readable returns whether YAML allows every character of the file. It reports the first one that YAML does not
+// checkCharacters returns whether YAML allows every character of the file. It reports the first one that YAML does not
 // allow, because the YAML library does not know its line.
-func (d *decoder) readable(data []byte) bool {
+func (d *decoder) checkCharacters(data []byte) bool {
 	line := 1
 	for rest := data; len(rest) > 0; {
 		r, size := utf8.DecodeRune(rest)
@@ -35,9 +35,9 @@ func (d *decoder) readable(data []byte) bool {
 	return true
 }
 
-// expands returns whether no alias refers to itself, and the file is small enough with every alias written out. If
-// not, it reports the line.
-func (d *decoder) expands(root *yaml.Node) bool {
+// checkAliases returns whether no alias refers to itself, and the file is small enough with every alias written out.
+// Otherwise it reports the line.
+func (d *decoder) checkAliases(root *yaml.Node) bool {
 	left, open := maxNodes, map[*yaml.Node]bool{}
 	var walk func(n *yaml.Node) bool
 	walk = func(written *yaml.Node) bool {

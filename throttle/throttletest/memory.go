@@ -27,8 +27,7 @@ type Memory struct {
 // InMemory starts a Redis in memory, empty. It ends with the test.
 func InMemory(t testing.TB) Memory {
 	t.Helper()
-	m := Memory{miniredis.NewMiniRedis(), &sync.RWMutex{}}
-	m.ClockTTL(true)
+	m := newMemory()
 	t.Cleanup(func() { // miniredis has a data race if a client dials while it closes, and dials start it again
 		m.closing.Lock()
 		m.Close()
@@ -37,10 +36,12 @@ func InMemory(t testing.TB) Memory {
 }
 
 // Embedded returns a client of an embedded Redis of its own, for an Example or a first program. Both end with that.
-func Embedded() *redis.Client {
+func Embedded() *redis.Client { return redis.NewClient(newMemory().Options()) }
+
+func newMemory() Memory {
 	m := Memory{miniredis.NewMiniRedis(), &sync.RWMutex{}}
 	m.ClockTTL(true)
-	return redis.NewClient(m.Options())
+	return m
 }
 
 // Options returns the options of a client. The caller may change them.
@@ -83,10 +84,9 @@ func NewLimiter(t testing.TB, policies ...throttle.Policy) *throttle.Limiter {
 	return l
 }
 
-// DenyAfter takes so much capacity that n more requests like r are granted, and the next is denied
-// until windows have room again. With n = 0 the next one is denied. It takes units of Concurrency
-// windows for one lease. The test fails if the windows have room for fewer than n, or if r costs
-// nothing or is never denied.
+// DenyAfter takes so much capacity that n more requests like r are granted, and the next is denied until windows have
+// room again. With n = 0 the next one is denied. It takes units of Concurrency windows for one lease. The test fails
+// if the windows have room for fewer than n, or if r costs nothing or is never denied.
 func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
 	t.Helper()
 	d, err := l.Peek(t.Context(), r)
@@ -105,7 +105,10 @@ func DenyAfter(t testing.TB, l *throttle.Limiter, r throttle.Request, n int64) {
 	take := map[string]int64{} // by unit, how much its tightest window can spare
 	for _, w := range d.Windows {
 		cost := r.CostOf(w.Unit)
-		spare := min(cost, 1) * (w.Remaining - n*cost) // 0 of a unit that r does not cost
+		spare := w.Remaining - n*cost
+		if cost == 0 {
+			spare = 0
+		}
 		if spare < 0 {
 			t.Fatalf("throttletest: window %q of policy %q has %d %s left: too few for %d requests of %d",
 				w.Name, r.Policy, w.Remaining, w.Unit, n, cost)

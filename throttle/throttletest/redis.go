@@ -11,8 +11,7 @@ import (
 	"github.com/sluice-go/sluice/internal/servers"
 )
 
-// Each runs the test twice, in parallel: on a real Redis ("redis") and on miniredis
-// ("miniredis").
+// Each runs the test twice, in parallel: on a real Redis ("redis") and on miniredis ("miniredis").
 func Each(t *testing.T, test func(t *testing.T, client *redis.Client)) {
 	t.Helper()
 	t.Run("redis", func(t *testing.T) {

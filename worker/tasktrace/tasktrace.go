@@ -37,8 +37,7 @@ type Config struct {
 	TracerProvider trace.TracerProvider
 }
 
-// Tracing traces tasks. Its methods are for a worker.Client and a worker.Server. It is safe for
-// concurrent use.
+// Tracing traces tasks. Its methods are for a worker.Client and a worker.Server. It is safe for concurrent use.
 type Tracing struct {
 	propagator propagation.TextMapPropagator
 	tracer     trace.Tracer
@@ -55,8 +54,7 @@ func New(c Config) (*Tracing, error) {
 	return &Tracing{propagator: c.Propagator, tracer: c.TracerProvider.Tracer(scope)}, nil
 }
 
-// Headers is for worker.ClientConfig.Headers: a task gets the trace of the context with which it is
-// enqueued.
+// Headers is for worker.ClientConfig.Headers: a task gets the trace of the context with which it is enqueued.
 func (t *Tracing) Headers(ctx context.Context, _ *asynq.Task) map[string]string {
 	headers := propagation.MapCarrier{enqueuedHeader: strconv.FormatInt(time.Now().UnixMicro(), 10)}
 	t.propagator.Inject(ctx, headers)

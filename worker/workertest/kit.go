@@ -83,14 +83,14 @@ func (k *kit) spare(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 		return next(ctx, cmd)
 	}
 	key := fmt.Sprint(args[3])
-	prefix, _, look := strings.Cut(key, "sluice:dequeued:")
+	prefix, _, isLook := strings.Cut(key, "sluice:dequeued:")
 	switch {
-	case look && (k.Exists(prefix+"pending") || k.Exists(prefix+"paused")):
+	case isLook && (k.Exists(prefix+"pending") || k.Exists(prefix+"paused")):
 		delete(k.looks, prefix)
-	case look && args[0] == "evalsha" && time.Since(k.looks[prefix]) < time.Minute: // an eval follows an evalsha that found no script
+	case isLook && args[0] == "evalsha" && time.Since(k.looks[prefix]) < time.Minute: // an eval follows an evalsha that found no script
 		script.SetVal([]any{int64(0), []any{}, []any{}})
 		return nil
-	case look:
+	case isLook:
 		k.looks[prefix] = time.Now()
 	case len(args) == 7 && strings.HasPrefix(key, "asynq:servers:{"):
 		previous := k.heartbeat

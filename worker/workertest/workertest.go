@@ -145,9 +145,8 @@ func (w *Worker) left() (string, error) {
 // Runs returns the runs of handlers so far, in the order in which they began.
 func (w *Worker) Runs() []Run { return w.runs.copies("", 0) }
 
-// Run enqueues a task, and returns its first run when that has ended and asynq has stored the
-// outcome. Let no other task run meanwhile. The test fails if the task does not run within an hour,
-// by the clock of the test.
+// Run enqueues a task, and returns its first run when that has ended and asynq has stored the outcome. Let no other
+// task run meanwhile. The test fails if the task does not run within an hour, by the clock of the test.
 func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Hour)

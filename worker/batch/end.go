@@ -31,7 +31,7 @@ func (w *work) watch(ctx context.Context, r record) error {
 	return nil
 }
 
-// stops reports whether so many tasks have failed that the firing stops.
+// stops reports whether so many tasks have failed that the firing stops, if some are left (not during a retry).
 func (w *work) stops(r record) bool {
 	tooMany := r.Failed > 0 && 100*r.Failed >= w.b.stopAt*r.Size
 	someLeft := r.Phase == phaseEnqueue || r.Phase == phaseDrain && r.ended() < r.Index

@@ -114,7 +114,7 @@ type record struct {
 	Took     int64  `redis:"took"`    // us: all done tasks together
 }
 
-// Values of record.Stopped. batch_want.lua writes 2 when a stopped firing is resumed: it does not stop again.
+// Values of record.Stopped. batch_want.lua writes 2 when a stopped firing is resumed: it may stop again after a retry.
 const neverStopped, isStopped = 0, 1
 
 const (

@@ -27,7 +27,7 @@ func (c *Client) Recover(ctx context.Context, task Ref, running string) (bool, e
 	}
 	call, noted := found["sluice_call"], found["sluice_started"] // noted: the call by which it started or went back
 	parts := strings.Split(call, "/")                            // as NewCall joins them
-	wasPutBack := found["sluice_restored"] == call               // then another dequeue has made it active since
+	wasPutBack := found["sluice_restored"] == call               // it went back to its queue
 	activeByAsynq := len(parts) != 3 || wasPutBack && found["state"] == "active"
 	if activeByAsynq || call == running {
 		return false, nil
@@ -39,7 +39,7 @@ func (c *Client) Recover(ctx context.Context, task Ref, running string) (bool, e
 	} else {
 		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
 		wasRenewed := int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
-		wentBack := noted != "" && noted != call // before; if it is this call, the Restore below may have failed
+		wentBack := noted != "" && noted != call // before; if it is this call, it started, or a Restore below failed
 		if wasRenewed || wentBack {
 			return false, nil
 		}

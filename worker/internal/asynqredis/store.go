@@ -17,7 +17,7 @@ const (
 // A task's hash keeps a mark of its join. Once the task is due, a forward has it join its line by that:
 //
 //	""            it waits in no line
-//	JOINKEY.CALL  a call has made it join: if it is in line no more, its ticket was lost
+//	JOINKEY.CALL  a call makes it join: if it is not in line when due, its ticket is taken for lost
 //	JOINKEY.      it perhaps did not join
 //	front         it has had its turn: it joins at the front
 //	set_aside     a batch has set it aside: it is due in ten years

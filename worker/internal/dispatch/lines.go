@@ -57,7 +57,7 @@ type line struct {
 	name        string // the policy's, unless that has shards
 	set         *queueSet
 	askAt       time.Time      // when to ask it next, unless takes fail; never while it is idle
-	appointment time.Time      // by the last answer; zero: see isWatched
+	appointment time.Time      // by the last answer; zero: nobody waited, or the take failed
 	backoff     outage.Backoff // of takes
 	redisTime   time.Time      // of the latest answer, by the clock of Redis
 	nudged      bool           // only this server got the line's nudge: it asks the line, or passes the nudge on
@@ -149,7 +149,7 @@ func (l *line) noteServed(tickets []throttle.TakenTicket) {
 	}
 }
 
-// isWatched reports whether tickets waited by the last take, unless it failed: then this server keeps the appointment.
+// isWatched reports whether the last take was answered, and tickets wait: this server keeps their appointment.
 func (l *line) isWatched() bool { return !l.appointment.IsZero() }
 
 // line returns the view of a line. A new line is asked at once.

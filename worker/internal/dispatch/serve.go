@@ -97,7 +97,7 @@ func (d *Dispatcher) serve() {
 	}
 }
 
-// wait waits until a time, or for news. Meanwhile hear listens for nudges, if it can receive from idle: not if that is nil.
+// wait waits until a time, or for news. Meanwhile hear listens for nudges: it receives from idle, unless that is nil.
 func (d *Dispatcher) wait(until time.Time, idle chan<- struct{}) {
 	for {
 		select {

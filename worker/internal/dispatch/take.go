@@ -25,7 +25,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	if l.acknowledge != nil {
 		l.acknowledge.Stop() // this take acknowledges the last one
 	}
-	appointment, sent := l.appointment, time.Now() // the appointment that this take keeps
+	appointment, sent := l.appointment, time.Now() // noteAnswer replaces the appointment
 	ctx, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
 	taken, err := d.Limiter.Line(l.name).Take(ctx, throttle.TakeOptions{Queues: queues, Strict: d.Strict, Max: n})
 	cancel()
@@ -51,7 +51,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	return found
 }
 
-// verdictsOf returns the verdicts of a take, by queue. Its first ticket began to fit at the appointment, or later.
+// verdictsOf returns the verdicts of a take, by queue. The first ticket counts as fitting since the appointment.
 func verdictsOf(l *line, taken throttle.Taken, sent, appointment time.Time) map[string][]*Verdict {
 	byQueue := map[string][]*Verdict{}
 	for i, t := range taken.Tickets {

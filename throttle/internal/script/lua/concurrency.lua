@@ -45,7 +45,7 @@ algorithms['c'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
     local st = {limit = p1, lease = p2, used = 0, hold = 0, data = ''}
     if not data then return st end
-    local first = from + 14 -- of the leases that have not ended
+    local first = from + 14 -- lease, soon of those that have not ended
     if first > to + 1 or (to + 1 - first) % LEASE ~= 0 then return nil end
     st.used, st.hold = unpack7(data, from), unpack7(data, from + 7)
     while first <= to and unpack7(data, first) <= now do

@@ -90,7 +90,7 @@ if call.waiting or argv[first] == 'join' then
 end
 
 local out, m = {nil, nil, nil, nil, nil, nil}, 0 -- the reply, and its length
-local done, count = {nil}, 0 -- what the record says of each request, and how many are decided
+local done, count = {nil}, 0 -- what the record says of each request, and the number of the current one
 local list, plain_fits = {nil}, {nil, nil} -- the scopes of one request, and when its costs fit
 local all, scope_of = call.windows, call.scope_of
 
@@ -108,7 +108,7 @@ for from = first, #argv, stride do
     local ends = max(of_policy, of_tenant)
     r.paused, r.whose = ends > now and ends or nil, of_policy > of_tenant and OF_POLICY or OF_TENANT
     r.unlimited = settings and settings.unlimited
-    -- These two verbs grant in any case, but nothing to an unlimited tenant while operators pause it: then, and if an
+    -- These two verbs grant in any case, but nothing to an unlimited tenant in a pause of operators: then, and if an
     -- earlier copy of the call put its ticket in line, they act as `reserve`. What replaces a grant has had its turn.
     local grants_always = op == 'exempt' or op == 'observe'
     if grants_always and r.unlimited and not r.replaces and (r.paused or joined_before) then op = 'reserve' end

@@ -13,8 +13,8 @@ local TOP = 281474976710656 -- 2^48, the weight of the first of nine digits of 6
 
 -- scale_by(a, b, c) -> floor(a * b / c) and the rest, exactly: a and b at most 2^53, c below 2^46 (the span is at
 -- most twice the longest period, the drain at most 10^12). A quotient above 2^53 is not exact: no time or level is so
--- high. Where a * b is too large, it is divided as by hand, digit by digit of `a`. 12 * 7 / 9, in decimal digits: 1 * 7
--- is 0 * 9, rest 7; 10 * 7 + 2 * 7 is 9 * 9, rest 3: so 09, rest 3. No dividend is above 64 c + 63 c, below 2^53.
+-- high. Where a * b is too large, it is divided as by hand, digit by digit of `a`. 25 * 7 / 9, in decimal digits: 2 * 7
+-- is 1 * 9, rest 5; 10 * 5 + 5 * 7 is 9 * 9, rest 4: so 19, rest 4. No dividend is above 64 c + 63 c, below 2^53.
 local function scale_by(a, b, c)
   local whole = floor(b / c)
   b = b - whole * c -- below c: the quotient of the rest is added to a * whole

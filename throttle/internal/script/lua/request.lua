@@ -10,7 +10,7 @@
 --   old_costs          the reservation's costs until this request, by window, if they were corrected
 -- and of its line part, if the call has a line: queue, batch (its class), flow, tenant, weight, key.
 
-local RECORD_MS = 60000 -- the time in which a repeated call is recognised
+local RECORD_MS = 60000 -- for which a repeated call is recognised, and a reservation's fate kept at least
 
 -- Requests with neither ticket nor fields nor a line share one table, as nothing keeps them.
 local plain = {op = '', costs = false, costs_text = '', ticket = false, line_part = '', at = 0, hold = 0}

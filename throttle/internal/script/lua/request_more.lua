@@ -25,7 +25,7 @@ end
 local function refused(r, answer, earliest)
   local now = call.now
   local wait = answer.latest - now
-  if answer.latest == 0 then -- unknown: the rest of the pause, or 2 us, as the shortest max_wait is 1 us
+  if answer.latest == 0 then -- unknown: the rest of the pause, or at most 2 us, as the shortest max_wait is 1 us
     wait = max(min(answer.time - now, 2), (r.paused or now) - now)
   end
   if r.max_wait and wait > r.max_wait then return 'too_long' end
@@ -79,8 +79,8 @@ local function fields(r, list, now, fits, answer)
   local pause = answer.pause
   if pause then
     local paused, more = pause.ends - call.now, answer.time - pause.ends -- the wait during the pause, and after it
-    -- The upstream's pause and the windows' waits run at the same time: what ends last binds. The windows' waits begin
-    -- when operators' pause ends: what takes longer binds, such as a pause of 60 s before a wait of 40 s.
+    -- The upstream's pause and the windows' waits run at the same time: what ends last binds. After
+    -- operators' pause a wait is what remains by then: the longer part binds, such as a pause of 60 s before 40 s.
     if more <= 0 or pause.whose and more <= paused then answer.binds = PAUSED end
   end
   return write_fields(answer)

@@ -114,7 +114,7 @@ end
 --   settings       the tenant's own parameters, or nil: only scopes of the tenant have them
 --   states, now    the windows' states by their numbers, and their time
 --   changed        whether it has to be written
---   sections       see above; nil without any. By label: {expires, payload} as read, or {expires, state} (upstream.lua)
+--   sections       see above; nil without any. By label: {expires, payload}, with `state` once upstream.lua uses it
 --   failed         why no request may use it; few have this or `ahead` (line_take.lua): a ninth field doubles the table
 local function open(call, suffix, number, settings)
   local scope, spec = call.open[suffix], call.scopes[number]

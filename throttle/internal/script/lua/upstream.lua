@@ -149,17 +149,17 @@ local function new_upstream()
   -- news: the rate was cut, grants begin to be spread, or a pause began. If the scope adapts, a guessed pause is none.
   local function pause(scope, now, r)
     local refused, paused, adapted = r.refused, state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
-    local wait, guess, changes = refused.wait, refused.guess or 0, false -- guess: 0 if the upstream said how long
+    local wait, guess, changes = refused.wait, refused.guess or 0, false -- guess: 0 if `wait` was stated
     local at = r.at
-    if at == 0 then -- not known: taken to be that of the last refusal while the pause after it lasts, else now
+    if at == 0 then -- not known: it counts as the last refusal's while the pause after that lasts, else as now
       at = adapted and now < adapted.last + adapted.wait and adapted.last or now
     end
     if not refused.adapt or not shortest(scope) then
-      guess = 0 -- `wait` is a default
+      guess = 0 -- nothing is guessed: `wait` counts
     elseif not adapted or at > adapted.last then
       wait, changes = adapt(scope, now, at, wait, guess)
     elseif guess > 0 then
-      return false -- the pause that was guessed for the last refusal is for this one, too
+      return false -- the pause after the last refusal is for this one, too
     end
     -- Exempt tenants call during a pause, and may be refused. The longest pause counts.
     if not paused or paused.ends < now + wait then

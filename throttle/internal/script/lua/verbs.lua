@@ -79,7 +79,7 @@ local function new_verbs(call)
     return fate
   end
 
-  -- remember writes the fate. It is kept until `time`, when nothing of the reservation counts any more.
+  -- remember writes the fate. It is kept until `time`, when nothing of the reservation counts, or longer.
   local function remember(r, fate, time)
     local ms = format('%d', max(ceil((time - call.now) / 1000), RECORD_MS))
     redis.call('SET', call.P .. 'n:' .. r.id, write_fields(fate), 'PX', ms)
@@ -174,7 +174,7 @@ local function new_verbs(call)
   end
 
   -- A renewal may still be on its way, even of a lease that has expired. It must not begin the lease anew. So a release
-  -- is remembered for as long as a lease, unless the reservation never held one, as it cost nothing in these windows.
+  -- is remembered for a lease at least, unless the reservation never held one, as it cost nothing in these windows.
   function verbs.release(r, list, now)
     local fate, freed = read_fate(r), false
     local settled = next(fate.settled) ~= nil -- at other costs before, which may not have been 0

@@ -34,7 +34,7 @@ for i = 5, #ARGV do
       if verb == 'retry' or is_aside then redis.call('HSET', key, 'state', 'scheduled', 'sluice_join', '') end
     end
     if verb == 'retry' then
-      redis.call('HSET', key, 'msg', redis.call('HGET', key, 'msg') .. '\48\0') -- `retried`, again, 0: the last counts
+      redis.call('HSET', key, 'msg', redis.call('HGET', key, 'msg') .. '\48\0') -- `retried` = 0: the last value counts
       redis.call('SETRANGE', KEYS[6], index, 's')
       redis.call('HINCRBY', KEYS[5], 'failed', -1)
       redis.call('HINCRBY', KEYS[5], 'retried', 1)

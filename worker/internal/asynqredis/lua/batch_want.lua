@@ -2,7 +2,7 @@
 --
 -- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua)  3 when its tenants are expected to end
 -- ARGV  1 run, pause, cancel, or retry (the failed tasks, if all are enqueued)  2 name of the firing
--- reply 1, or 0 if that has no effect: see each return
+-- reply 1, or 0 if the firing is gone, has ended, was cancelled, or cannot be retried
 
 local asked, retries = ARGV[1], ARGV[1] == 'retry'
 local phase, wanted, round, stopped, failed = unpack(redis.call('HMGET', KEYS[1],

@@ -3,7 +3,7 @@
 -- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua), then the firing's other keys
 -- ARGV  1 who writes  2 for how long it takes the lease (ms; 0 gives it back), or "" if it must have it already
 --       3 how long the firing is kept (s)  4 name of the firing, then two per field: name, value
---       A value whose name begins with ":" gets a key of its own. `set_aside` stays 1 while `resumed` is 1 (batch_want.lua)
+--       A value whose name begins with ":" gets a key of its own. `set_aside` stays 1 while `resumed` is (batch_want.lua)
 -- reply what is wanted of the firing: run, pause or cancel; "" if it has ended or is gone, or another has its lease
 
 local writer, lease, kept, batch, time = ARGV[1], ARGV[2], ARGV[3], KEYS[2], redis.call('TIME')

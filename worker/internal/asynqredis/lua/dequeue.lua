@@ -9,8 +9,8 @@
 -- reply 1 if the queue is paused, the lines that nobody watched, and the messages, in order
 --
 -- A score is when the watch lapses, a time of Redis (ms), plus TOLD for each server that was told of the line since a
--- watch or a nudge: 1767312000123.250 lapses at ...123, and two were told. As both are one number, whoever writes a time
--- counts anew. MOST are told, in more than 5 s, before the line leaves: by then others put back what a dead server took.
+-- watch or a nudge: 1767312000123.250 lapses at ...123, and two were told. As both are one number, who writes a time
+-- counts anew. MOST are told, in more than 5 s, before the line leaves: by then others put back what died with a server.
 
 local WATCH, TOLD, MOST = 1500, 0.125, 5 -- servers with a free slot call this every 1.25 s, or sooner
 local function score_of(lapses, told) return string.format('%.3f', lapses + told * TOLD) end

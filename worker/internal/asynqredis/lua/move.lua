@@ -58,7 +58,7 @@ for i = 5, #ARGV, 7 do
       keep_lock(lock, id, seconds, true)
     end
   end
-  local has_moved = moves or mark ~= '' and join == mark -- before, and the reply to that call was lost
+  local has_moved = moves or mark ~= '' and join == mark -- or it has this mark, as a repeated call finds it
   local has_ended = not state or state == 'archived' or state == 'completed'
   reply[#reply + 1] = has_moved and 1 or has_ended and -1 or 0
 end
@@ -68,7 +68,7 @@ if #moved > 0 then
 end
 if #pending > 0 then redis.call('LPUSH', KEYS[4], unpack(pending)) end
 if #scores > 0 then redis.call('ZADD', KEYS[1], unpack(scores)) end
-if archives then -- asynq's bounds: tasks of 90 days, and 9,999 tasks
+if archives then -- as asynq does: those older than 90 days go, and the newest 9,999 stay
   local expired = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - 90 * 86400)
   for _, ids in ipairs({expired, redis.call('ZRANGE', KEYS[3], 0, -10000)}) do
     for _, id in ipairs(ids) do

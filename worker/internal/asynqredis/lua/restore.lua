@@ -7,7 +7,7 @@
 --       3 score (s): when forward finds it; "" for pending  4 now (s)
 --       5 mark of its join; "front" if it then joins in front; "" if it waits in no line; "keep" to keep its own
 --       6 line in which it waits, or ""  7 message: the task as asynq stores it, or "" to keep its own
--- reply 1; 2: it is due now, as its ticket left the line while it was active (pick.lua); 0: it is not active by that call
+-- reply 1; 2: it is due now, as its ticket left the line while it was active (pick.lua); 0: not active by that call
 -- A call that is repeated after its reply was lost answers the same, and must not take a task from a
 -- server that has picked it up since.
 

@@ -72,7 +72,7 @@ func (s *Store) Follow(ctx context.Context, c FollowConfig) *Follower {
 func (f *Follower) Close() {
 	f.cancel()
 	f.done.Wait()
-	f.report(false)
+	f.report(unlisted)
 }
 
 // look reads the state, and puts into force what has changed.
@@ -107,7 +107,7 @@ func (f *Follower) look(ctx context.Context) {
 	}
 }
 
-// keep adds what stays in force of the previous state: all of it after a failed read, or its policies without new ones.
+// keep adds what stays in force of the previous state: all that has not ended if the read failed, else policies, if none came.
 func (f *Follower) keep(previous, state State, err error) State {
 	switch {
 	case err != nil:

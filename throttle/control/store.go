@@ -83,7 +83,7 @@ type State struct {
 	PoliciesErr error             `json:"-"`          // why Policies cannot be read: perhaps this program is too old
 	Version     int64             `json:"-"`          // of Policies, for Publish: Change.Version of their change, or 0
 	mark        string            // of the last change
-	published   string            // version and JSON of the policies in Redis: after a loss of data a version may come again
+	published   string            // version and JSON of the policies in Redis: after a loss of data versions may recur
 }
 
 var (
@@ -263,7 +263,7 @@ type write struct {
 	replaces     int64         // the version of the policies before
 }
 
-// change makes a write, and logs it as a Change. It returns the new version, or 0 for a field that was not there.
+// change makes a write, and logs it as a Change. It returns the new version, or 0 if the field to delete was not there.
 func (s *Store) change(ctx context.Context, w write, c Change) (version int64, err error) {
 	if err := c.Author.validate(); err != nil {
 		return 0, err

@@ -68,7 +68,7 @@ func nothingLeft(h http.Header) bool {
 	return false
 }
 
-// remainingSuffix returns the end of a field's name, such as "-tokens" of X-RateLimit-Remaining-Tokens, or "".
+// remainingSuffix returns the end of a field's name, such as "-tokens" of X-RateLimit-Remaining-Tokens, if it is such a field.
 func remainingSuffix(field string) (string, bool) {
 	for _, prefix := range remainingFields {
 		suffix, ok := strings.CutPrefix(strings.ToLower(field), strings.ToLower(prefix)+"remaining")
@@ -210,8 +210,8 @@ func dictionary(values []string) []remainder {
 	return appendValid(nil, remainder{throttle.Requests, left, seconds(reset)})
 }
 
-// seconds returns n seconds. Numbers that would overflow become 31 years, which appendValid refuses.
-func seconds(n int64) time.Duration { return time.Duration(min(n, 1e9)) * time.Second }
+// seconds returns n seconds. Numbers that would overflow become 31 years, and negative ones 0: appendValid refuses both.
+func seconds(n int64) time.Duration { return time.Duration(max(0, min(n, 1e9))) * time.Second }
 
 func dictionaryInt(dict *httpsfv.Dictionary, key string) (int64, bool) {
 	found, _ := dict.Get(key)

@@ -34,6 +34,7 @@ func TestRemaindersAreReadInManySpellings(t *testing.T) {
 		{`RateLimit: ("a" "b");r=50;t=30`, ""},
 		{"RateLimit: \"default\";r=50;t=30\nX-RateLimit-Remaining: 1\nX-RateLimit-Reset: 9", "requests 50 30s"},
 		{`RateLimit: limit=100, remaining=50, reset=5`, "requests 50 5s"},
+		{`RateLimit: limit=100, remaining=50, reset=-18446744073`, ""}, // in nanoseconds it overflows to 0.7 s
 		{`RateLimit: limit=100, remaining=50`, ""},
 		{"RateLimit-Limit: 100, 100;w=60\nRateLimit-Remaining: 50\nRateLimit-Reset: 5", "requests 50 5s"},
 		{"X-RateLimit-Remaining: 4999\nX-RateLimit-Reset: 1790003600", "requests 4999 1h0m0s"},

@@ -40,7 +40,7 @@ func (t *Transport) learn(
 	retryIn, refused := t.c.Refusal(resp)
 	if !refused {
 		caller.Answered(d.Policy, sentAt)
-		if d.FailedOpen == nil { // a policy that failed open has no windows to compare with
+		if d.FailedOpen == nil { // a decision that failed open has no windows to compare with
 			t.learner.report(ctx, resp, d)
 		}
 		return
@@ -86,9 +86,9 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 	widest := map[string]reading{} // by unit
 	for _, r := range remainders(resp.Header, clock(resp), units) {
 		ours, ok := grantable(d, r)
-		gap := max(0, ours-r.units)
-		if other, seen := widest[r.unit]; ok && (!seen || gap > other.gap) {
-			widest[r.unit] = reading{r, gap}
+		units := max(0, ours-r.units)
+		if other, seen := widest[r.unit]; ok && (!seen || units > other.gap) {
+			widest[r.unit] = reading{r, units}
 		}
 	}
 	for unit, r := range widest {
@@ -110,7 +110,7 @@ func (l *learner) report(ctx context.Context, resp *http.Response, d throttle.De
 // grantable returns how much our windows can grant until the upstream resets: what is left, and the limit for each period.
 func grantable(d throttle.Decision, r remainder) (least int64, ok bool) {
 	for _, w := range d.Windows {
-		var refills int64 // none if the window resets later than the upstream
+		var refills int64 // none before the upstream resets
 		switch {
 		case w.Unit != r.unit || w.Algorithm.Leases():
 			continue

@@ -249,7 +249,7 @@ func (t *Transport) hold(reqCtx context.Context, d throttle.Decision) (holdCtx c
 	work, drop := reqCtx, func() {}
 	held = d.Reservation.Lease() > 0 // by the policy as it is before the call
 	if held {
-		work, drop = context.WithCancel(reqCtx) // otherwise a cancelled hold's context lives as long as reqCtx
+		work, drop = context.WithCancel(reqCtx) // else, after a Cancel, the hold's context lived as long as reqCtx
 	}
 	var released atomic.Bool
 	end = func() { // called again at Close, if the release failed at the body's end

@@ -131,8 +131,8 @@ func (m *Metrics) createSeries(policies []throttle.Policy) {
 type outages struct {
 	mu     sync.Mutex
 	failed map[string]time.Time // policies whose last call failed, and when: an outage lasts while there is one
-	began  time.Time            // the last outage, which may be under way
-	ended  time.Time            // the last outage that is over
+	began  time.Time            // when the last outage began; it may be under way
+	ended  time.Time            // when the last one that is over ended
 	past   time.Duration        // of all outages that are over
 }
 

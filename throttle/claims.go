@@ -24,7 +24,7 @@ type claims struct {
 
 	mu      sync.Mutex
 	waiting map[string]waiter // by the claim's ID
-	next    time.Time         // when to take, during a take when to take after it; zero while no claim is in line
+	next    time.Time         // when to take, during a take when to take after it; zero: no claim is in line
 	timer   *time.Timer       // takes at that time; nil during a take, which sets a new one at its end
 }
 

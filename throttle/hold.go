@@ -64,7 +64,7 @@ func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Durat
 		case err == nil && stands && !cancelling: // refused
 			h.cancel(ErrLeaseLost)
 			return
-		default: // it failed, or a Cancel, which may fail, has ended the lease
+		default: // it failed; or a Release, or a Cancel, which may fail, has ended the lease
 			delay = lease / 20
 		}
 	}

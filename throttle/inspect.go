@@ -27,7 +27,7 @@ type Expectation struct {
 	// what all tenants share.
 	Request Request
 
-	Ask bool // Redis; otherwise all windows count as empty
+	Ask bool // whether to ask Redis; without it all windows count as empty
 
 	Decision Decision // AlreadyQueued: it waits
 	Err      error    // a *RequestError: Decision is zero; if the flow is not known, Settings, Windows and Pauses are, too

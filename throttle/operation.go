@@ -180,12 +180,12 @@ func (o *operation) neverFits() int {
 func (cp *compiledPolicy) checkUnits(field string, costs map[string]int64) error {
 	r := Request{Policy: cp.Name}
 	for unit, cost := range costs {
-		name, counted := field+" "+quote.Name(unit), slices.Contains(cp.units, unit) || unit == Requests
+		counted := slices.Contains(cp.units, unit) || unit == Requests
 		switch {
 		case !counted:
-			return r.bad(name, cost, cp.unitsHint())
+			return r.bad(field+" "+quote.Name(unit), cost, cp.unitsHint())
 		case cost < 0 || cost > MaxLimit:
-			return r.bad(name, cost, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
+			return r.bad(field+" "+quote.Name(unit), cost, fmt.Sprintf("must be 0 to %d", int64(MaxLimit)))
 		}
 	}
 	return nil
@@ -374,7 +374,7 @@ func (o *operation) decision(a script.Answer) Decision {
 
 // neverDenied reports whether a request is granted whatever its windows say, as its tenant is exempt or the policy
 // observes. Only operators' pauses stop such a request: by one it is denied, or joins and stays in line after the pause,
-// or is refused, as it may have to wait for too long.
+// or is refused: it may have to wait for too long, or the backlog is full.
 func (o *operation) neverDenied(a script.Answer) bool {
 	switch a.Status {
 	case script.Joined, script.Waits, script.TooLong, script.TooLate, script.BacklogFull:
@@ -420,7 +420,7 @@ func (o *operation) observed(a script.Answer) *Observed {
 
 // adapted returns the rate in an answer; nil if the published one applies, or its window is not one of the policy.
 func (o *operation) adapted(a script.AdaptedAnswer) *Adapted {
-	if a.Refusals == 0 || a.Window < 1 || a.Window > int64(len(o.windows)) {
+	if a.Refusals <= 0 || a.Window < 1 || a.Window > int64(len(o.windows)) {
 		return nil
 	}
 	w := o.windows[a.Window-1]

@@ -124,7 +124,7 @@ type Window struct {
 
 // A Tenant has the settings of one tenant in a policy.
 type Tenant struct {
-	Exempt  bool                // counted, but denied only while operators pause the tenant
+	Exempt  bool                // counted, but denied only while operators pause the tenant or the policy
 	Weight  float64             // share of windows and handler slots, relative to others': 0.001 to 1e6; by default 1
 	Windows map[string]Override // own limits, by the names of windows whose scope contains the tenant
 }

@@ -22,7 +22,7 @@ const (
 func (l *Limiter) maintain(ctx context.Context, cp *compiledPolicy, next time.Duration) {
 	at, now := cp.refreshAt.Load(), time.Now()
 	due := now.UnixNano() >= at && next >= 0 && !cp.removed.Load()
-	if !due || !cp.refreshAt.CompareAndSwap(at, refreshUnderWay) { // if it has changed, another take refreshes
+	if !due || !cp.refreshAt.CompareAndSwap(at, refreshUnderWay) { // if it has changed, somebody else refreshes
 		return
 	}
 	go func() {

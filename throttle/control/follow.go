@@ -170,7 +170,7 @@ func (f *Follower) report(list bool) {
 	}
 	key, member := f.store.key("processes"), runs+"\n"+f.store.limiter.Config().Name
 	_, _ = f.store.client().Pipelined(ctx, func(pipe redis.Pipeliner) error { // the next report does it again
-		if list == unlisted {
+		if !list {
 			return pipe.ZRem(ctx, key, member).Err()
 		}
 		now := time.Now().Add(f.offset)

@@ -16,7 +16,7 @@ import (
 const (
 	maxGroup        = 64              // requests of one call to Redis
 	maxGroupWindows = 512             // windows that the requests of one call read: a call blocks Redis
-	callTimeout     = 5 * time.Second // for go-redis's repeats of a call. One that hangs ends by the client's ReadTimeout
+	callTimeout     = 5 * time.Second // ends go-redis's repeats of a call. One that hangs ends by the client's ReadTimeout
 )
 
 // A Runner makes scripts, and sends calls. Its fields are set before the first call. It is safe for concurrent use.
@@ -245,7 +245,7 @@ func (g *Group) deliver(b *bundle, answers []Answer) {
 	}
 }
 
-// giveUp forgets the bundles of a caller that leaves. Those that wait are not sent. A call ends if all its callers left.
+// giveUp forgets the bundles of a caller that leaves. Those that wait are not sent. A call ends if all its bundles are of callers that left.
 // Grants are cancelled, also those in answers that come later (deliver). If all are answered it only returns false.
 func (g *Group) giveUp(bundles []*bundle) bool {
 	g.mu.Lock()

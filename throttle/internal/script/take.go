@@ -74,11 +74,11 @@ type Taker struct {
 	last int   // what became of the last take: one of the states below
 }
 
-// States of the last take. A take begins as unanswered. Its reply makes it one of the others.
+// States of the last take. A take begins as unanswered. If its caller gets the reply, it becomes one of the others.
 const (
-	settled        = iota // there is nothing to acknowledge: it took no ticket, or no take was sent yet
+	settled        = iota // there is nothing to acknowledge: it took no ticket, or was acknowledged; also before the first take
 	unacknowledged        // its caller has its tickets: the next call, of any kind, acknowledges them
-	unanswered            // it is under way, or its reply was lost: the next take repeats it, with its number
+	unanswered            // it is under way, failed, or its caller left: the next take repeats it, with its number
 )
 
 // NewTaker returns a taker of one line.

@@ -23,7 +23,7 @@ type BatchCommand struct {
 	workersCommand
 
 	Batch  string   // "" for the only one of the file
-	File   string   // with the batches; connect takes its policies from Redis alone
+	File   string   // of batches, and of policies if none are published; connect does not read it
 	Limits []string // WINDOW=N
 	Tick   string   // "" for the newest firing, or for the next if it is planned
 }

@@ -140,7 +140,7 @@ func (c *ControlCommand) readTarget(ctx context.Context, f *fleet) error {
 	p, err := f.policy(c.policy)
 	override, pause := f.state.Describe(control.Overridden, c.policy, c.tenant), f.state.Describe(control.Paused, c.policy, c.tenant)
 	if err != nil && override+pause != "" {
-		return nil // the policy was removed since, but its override and pause can be ended
+		return nil // no such policy is known, but its override and pause can be ended
 	}
 	if err != nil || c.tenant == "" || override != "" {
 		return err

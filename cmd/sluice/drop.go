@@ -89,7 +89,7 @@ func (m *Main) dropCommand() *cli.Command {
 	}
 }
 
-// preview counts the waiting tasks of each queue, and the tasks that the archive would lose: none if tasks are removed.
+// preview counts the waiting tasks of each queue, and the tasks that the archive would lose: none if tasks are deleted.
 func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dropReport, error) {
 	d, waiting := dropReport{Policy: c.policy, Queues: []droppedQueue{}, Tenant: c.tenant}, map[string]int{}
 	line := f.limiter.Line(f.limiter.LineOf(c.policy, c.tenant))
@@ -105,7 +105,7 @@ func (c *ControlCommand) preview(ctx context.Context, f *fleet, remove bool) (dr
 		return d, err
 	}
 	inspector := asynq.NewInspectorFromRedisClient(f.server.Client)
-	queues, err := inspector.Queues()                           // on an error none
+	queues, err := inspector.Queues()
 	for _, name := range slices.Sorted(slices.Values(queues)) { // tickets of other queues are for no task of asynq's
 		if waiting[name] == 0 {
 			continue

@@ -27,7 +27,7 @@ func Span(d time.Duration) string {
 	case d < 10*time.Second:
 		return d.Round(100 * time.Millisecond).String()
 	}
-	left, text, units := d.Round(time.Second), "", 0 // units: from the largest on, also without a number
+	left, text, units := d.Round(time.Second), "", 0 // units: since the first one in the text, also those that are 0
 	for _, unit := range []struct {
 		name   string
 		length time.Duration

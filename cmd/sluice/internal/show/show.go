@@ -40,7 +40,7 @@ const (
 	narrowest = 12 // to which a column is cut
 )
 
-// Flush writes the table, if it has rows below its header. It cuts the widest columns to fit Width.
+// Flush writes the table, if it has rows below its header. It cuts the widest columns to fit Width, but none below narrowest.
 func (t *Table) Flush() {
 	if len(t.rows) == 1 {
 		return

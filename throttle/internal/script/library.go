@@ -12,9 +12,9 @@ import (
 var files embed.FS
 
 // skeleton is a script in which each $NAME stands for the text of lua/NAME.lua, and $BODY and $ALGORITHMS for those of
-// its body and its algorithms. A file uses earlier files, and later ones only through `made_once`. What follows codec is
-// one function, whose closures capture the names of codec cheaply. Few calls call extras, and fewer line_files: Redis
-// makes the functions in them only for these.
+// its body and its algorithms. A file names earlier files' functions, and later ones' only for `made_once`. What follows
+// codec is one function, whose closures capture the names of codec cheaply. Few calls call extras, and fewer line_files:
+// Redis makes the functions in them only for these.
 const skeleton = `$codec
 return (function()
 $ALGORITHMS $scope $windows $request

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -167,6 +168,7 @@ func TestAJobSettlesAgainAfterMinutes(t *testing.T) {
 		})
 		s.Enqueue(sitetest.Task("acme", map[string]int64{"tokens": 500}), asynq.Timeout(time.Hour))
 		time.Sleep(10 * time.Minute)
+		synctest.Wait() // for the race detector: a sleep orders nothing
 		expect.Equal(t, charged, []int64{500, 1000, 1000, 0}, "charged")
 	})
 }

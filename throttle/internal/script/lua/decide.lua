@@ -26,7 +26,7 @@
 --
 -- Keys, after the prefix P of the policy:
 --   r:PROCESS     the record of a process's last call, which answers that call if it is repeated:
---                 seq(7), then for every request the first letter of its status, and at(7) if it is ok
+--                 seq(7), then for every request the first letter of its status, and at(7), dots unless it is ok
 
 local call = read_policy()
 

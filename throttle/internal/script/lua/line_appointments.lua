@@ -28,7 +28,7 @@ function appointments.nudge(q, now, time)
   return true
 end
 
--- next returns a server's next appointment, if the next ticket may fit at `time`, by the first of these rules:
+-- next returns a server's next appointment, if the next ticket may fit at `time`, or from LATEST on, by the first of:
 --   first <= time <= previous <= last  another server comes by `time`, and this one keeps its `previous` appointment
 --   previous == last, or time < first  it comes at `time`, and the record forgets the others, which come nevertheless
 --   otherwise                          it comes SPACING after the last one, but from `time` on, and within SPREAD
@@ -42,7 +42,7 @@ function appointments.next(q, now, time, previous)
   else
     local last = q.last
     q.last = min(max(time, last + spacing), now + appointments.SPREAD)
-    if q.last > last + spacing then q.first = q.last end
+    if q.last > last + spacing then q.first = q.last end -- nobody comes in between, so earlier ones are forgotten
   end
   q.changed = true
   return q.last

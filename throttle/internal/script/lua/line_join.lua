@@ -214,7 +214,7 @@ local function new_join(L)
     if r.backlog and flow.n >= r.backlog then return 'backlog', now, answer end
     local refusal = (r.max_wait or r.deadline) and refused(r, answer, earliest)
     if refusal then return refusal, now, answer end
-    if name then -- the ticket leaves another flow, as its scopes or attributes have changed
+    if name then -- the ticket leaves another flow, as its scopes or attributes have changed, or what is left in its own
       heads().remove(r.ticket)
       flow = flow_for(r)
     end

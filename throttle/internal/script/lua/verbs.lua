@@ -55,7 +55,7 @@ local function new_verbs(call)
     for i = 1, call.line and #r.suffixes or 0 do call.line.heads().look_again(r.suffixes[i]) end
   end
 
-  -- tell calls a function of upstream.lua for the scopes that a request names. If all return false, nothing is done.
+  -- tell calls a function of upstream.lua for the scopes that a request names. It is `nothing` if all return false.
   local function tell(act, r, list, now)
     local status = 'nothing'
     for _, number in ipairs(r.scopes) do

@@ -20,7 +20,7 @@ type Decision struct {
 	At            time.Time // when the request was decided, by the clock of Redis
 
 	// Binds names the cause of the longest delay: a window, ByPause, ByUpstream, ByLine or BySlots; it is empty if
-	// nothing delays the request. If granted, it names what the ticket was expected to wait for when it joined.
+	// nothing delays the request. If granted, it names the window that the ticket was expected to wait for at its join.
 	Binds string
 
 	// ClockBehind is how far the clock of Redis is behind the newest change of these windows: usually
@@ -84,7 +84,7 @@ type WindowState struct {
 	Algorithm Algorithm     `json:"algorithm"`          // how the window counts
 	Burst     int64         `json:"burst"`              // the most units at once: Limit, except for GCRA
 	Denied    bool          `json:"denied"`             // the cost does not fit, or the upstream paused it
-	Limit     int64         `json:"limit"`              // units a period for this tenant; from Line.Take by Policy.Tenants
+	Limit     int64         `json:"limit"`              // units a period for this tenant; from Line.Take mostly by Policy.Tenants
 	Name      string        `json:"name"`               // of the window
 	Period    time.Duration `json:"-"`                  // 0 for Calendar and Concurrency
 	Remaining int64         `json:"remaining"`          // units below Burst, even during a pause; at least 0

@@ -18,7 +18,7 @@ type hold struct {
 }
 
 // Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a
-// lease, until Release or Cancel, whatever becomes of ctx. Until then the Caller of ctx counts as
+// lease, until Release, Cancel or the loss of the lease, whatever becomes of ctx. Until then the Caller of ctx counts as
 // holding slots: see Limiter.Wait. Without a lease it does nothing, and returns ctx. Call it once.
 //
 // The context returned is for the work. It ends with ctx and at Release. It ends with the cause ErrLeaseLost if no

@@ -64,9 +64,9 @@ type effectiveTenant struct {
 func (t effectiveTenant) paused() bool { return t.pauses != [3]Pause{} }
 
 // SetInterventions replaces what operators have put in force in this process, for calls that begin later. Each ends
-// by itself. Tickets that wait follow within seconds, and within a minute after one has ended. An override that does not
-// suit its policy, and an override or pause whose policy does not exist, has no effect until that changes. Package
-// control calls SetInterventions, and so does a program that keeps overrides elsewhere.
+// by itself. Tickets that wait follow within seconds, and once one has ended at the next refresh, mostly within a
+// minute. An override that does not suit its policy, and an override or pause whose policy does not exist, has no effect
+// until that changes. Package control calls this, and so does a program that keeps overrides elsewhere.
 func (l *Limiter) SetInterventions(i Interventions) {
 	now := &interventions{all: i.InForce(i.At), inForce: map[target]intervention{}, offset: time.Until(i.At)}
 	for _, o := range now.all.Overrides {

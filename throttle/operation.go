@@ -123,7 +123,7 @@ func (cp *compiledPolicy) operationOf(r Request, t effectiveTenant, partial bool
 	switch {
 	case !o.unlimited:
 		o.verb = script.Reserve
-	case t.Exempt || o.neverFits() >= 0: // exempt, or so costly that it never fits: nothing to observe
+	case t.Exempt || o.neverFits() >= 0: // exempt, or so costly that it never fits: no time to observe
 		o.verb = script.Exempt
 	default:
 		o.verb = script.Observe

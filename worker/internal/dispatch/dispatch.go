@@ -174,7 +174,7 @@ func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 }
 
 // insist repeats a call on asynq's Redis until it succeeds, also if Redis answered with an error, as the call may have
-// changed tasks. If the context ends before, the answer is zero. Observers see each call as part of asynq's dequeue.
+// changed tasks. If the context ends before, the answer is zero. Observers count earlier calls to asynq's dequeue.
 func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Context) (T, error)) T {
 	for ; ; d.sleep(retryAfterError) {
 		begun := time.Now()

@@ -17,9 +17,9 @@ type hold struct {
 	cancels atomic.Int32 // calls of Cancel under way: a renewal that is refused meanwhile is no loss
 }
 
-// Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a
-// lease, until Release, Cancel or the loss of the lease, whatever becomes of ctx. Until then the Caller of ctx counts as
-// holding slots: see Limiter.Wait. Without a lease it does nothing, and returns ctx. Call it once.
+// Hold keeps what Concurrency windows lend to the reservation: it renews the lease three times a lease, until Release,
+// Cancel or the loss of the lease, whatever becomes of ctx. Until then the Caller of ctx counts as holding slots: see
+// Limiter.Wait. Without a lease it does nothing, and returns ctx. Call it once.
 //
 // The context returned is for the work. It ends with ctx and at Release. It ends with the cause ErrLeaseLost if no
 // renewal succeeded in time, or others have the room. After a Cancel only ctx ends it.

@@ -69,7 +69,8 @@ func (n *Line) Reserve(ctx context.Context, requests []Request) ([]LineDecision,
 	})
 }
 
-// ask prepares the requests, and sends those that prepare selects; others are exempt or invalid. The error may be a TenantFunc's.
+// ask prepares the requests, and sends those that prepare selects; others are exempt or invalid. The error may be a
+// TenantFunc's.
 func (n *Line) ask(
 	ctx context.Context, requests []Request, removedToo bool,
 	prepare func(*operation) (ask script.Request, selected bool, err error),

@@ -363,11 +363,19 @@ func TestExpectedStartsWhereSlotsBind(t *testing.T) {
 
 // While a tenant waits, the others take their shares by weight, and a ticket more.
 func TestExpectedStartsCountTheSharesOfOthers(t *testing.T) {
-	st := newStory(t, limitertest.RedisClient(t), weighted(map[string]float64{"c": 2}, limitertest.SharedWindow(2, 10*s)))
+	client := limitertest.RedisClient(t)
+	st := newStory(t, client, weighted(map[string]float64{"c": 2}, limitertest.SharedWindow(2, 10*s)))
 	st.granted("a1", "a2")
 	st.joinMany("q", "a", 40)
 	st.joins("b1", "b2", "b3")
 	st.expects("b4", 40*s)
 	st.joins("c1", "c2", "c3", "c4")
 	st.expects("c5", 50*s) // behind four, as many of the others, and one more
+
+	weights := map[string]float64{"c": 3, "d": 11, "e": 13}
+	st = newStory(t, client, weighted(weights, limitertest.SharedWindow(1, 10*s)))
+	st.granted("a1")
+	st.joinMany("q", "d", 20)
+	st.joinMany("two", "e", 20)
+	st.expects("c1", 90*s) // behind eight, though 14/3 * 27/14 - 1 is more by two bits
 }

@@ -245,8 +245,8 @@ func (g *Group) deliver(b *bundle, answers []Answer) {
 	}
 }
 
-// giveUp forgets the bundles of a caller that leaves. Those that wait are not sent. A call ends if all its bundles are of callers that left.
-// Grants are cancelled, also those in answers that come later (deliver). If all are answered it only returns false.
+// giveUp forgets the bundles of a caller that leaves. Those that wait are not sent; a call ends once all its bundles are
+// forgotten. Grants are cancelled, also in later answers (deliver). If all are answered it only returns false.
 func (g *Group) giveUp(bundles []*bundle) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

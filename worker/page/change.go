@@ -19,11 +19,27 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-// Actions of operators that are not in the log by these names.
 const (
-	setLimit = "limit" // logged as published, or overridden
-	front    = "front" // logged as overridden: it sets the weight
+	setLimit = "limit" // an action that is logged as published, or overridden
+	front    = "front" // an action that is logged as overridden: it sets the weight
+
+	stillDropping = "dropping" // the key, in notices, of a drop that takes long and goes on
 )
+
+// An action is a change that a form of the page requests.
+type action struct {
+	what, policy, tenant string // tenant is empty for all of the policy
+	author               control.Author
+	form                 url.Values
+	claimed              atomic.Bool // by claim
+	// What prepare finds out:
+	length time.Duration   // of a pause or override; zero if the form has none
+	config throttle.Policy // of the policy; the zero Policy if it is not known
+	state  control.State
+}
+
+// claim returns true to its first caller. That is act, which then makes the change, or inTime, which then gives it up.
+func (a *action) claim() bool { return a.claimed.CompareAndSwap(false, true) }
 
 // A preview shows what an action would do. Nothing has been done yet.
 type preview struct {
@@ -31,31 +47,18 @@ type preview struct {
 	Form       url.Values // of the action, to be sent again
 	Rows       []previewRow
 	Note       string
-	Name       string // to be typed in to confirm; if empty, a tick does
+	Retype     string // a name to be typed in to confirm; if empty, a tick does
 	Danger     bool
+	do         func(context.Context) error // makes the change
 }
 
 // A previewRow has when the last task of a tenant starts, as things are now and after the action.
 type previewRow struct{ Tenant, Now, Then string }
 
-// An action is a change that a form of the page requests.
-type action struct {
-	what, policy, tenant string
-	length               time.Duration
-	author               control.Author
-	form                 url.Values
-	config               throttle.Policy // of the policy
-	state                control.State
-	claimed              atomic.Bool // set by act, which then makes the change, or by inTime: then it is never made
-}
-
 var (
 	errUnknown = errors.New("whether this was done, or a part of it, is not known")
 	errLate    = fmt.Errorf("%w: %w", errSilent, errUnknown)
 )
-
-// dropping is the notice's key for a drop that takes long and goes on.
-const dropping = "dropping"
 
 // change shows what an operator's form would do, or does it if the operator is sure.
 func (p *Page) change(w http.ResponseWriter, r *http.Request) {
@@ -72,42 +75,49 @@ func (p *Page) change(w http.ResponseWriter, r *http.Request) {
 			http.StatusForbidden)
 		return
 	}
-	tenant, err := url.QueryUnescape(r.PostForm.Get("tenant")) // browsers change line ends in forms
-	if typed := r.PostForm.Get("whom"); err == nil && tenant == "" {
-		tenant = typed
-	}
-	back := url.Values{"policy": {r.PostForm.Get("policy")}}
-	if tenant != "" {
-		back.Set("tenant", tenant)
-	}
-	a := action{what: r.PostForm.Get("what"), policy: r.PostForm.Get("policy"), tenant: tenant, form: r.PostForm,
-		author: control.Author{Who: s.Who, Why: strings.TrimSpace(r.PostForm.Get("why"))}}
 	ctx, cancel := context.WithTimeout(r.Context(), changeWithin)
 	defer cancel()
 	var shown *preview
+	a, err := actionOf(r.PostForm, s.Who)
 	if err == nil {
-		shown, err = p.inTime(ctx, &a)
+		shown, err = p.inTime(ctx, a)
+	}
+	next := url.Values{"policy": {a.policy}} // the next page shows this policy and tenant
+	if a.tenant != "" {
+		next.Set("tenant", a.tenant)
 	}
 	r = r.Clone(ctx)
-	r.URL.RawQuery = back.Encode() // what is shown now: the page of that policy and tenant
-	back.Set("done", a.what)
+	r.URL.RawQuery = next.Encode()
+	dropGoesOn := err == errLate && a.what == control.Dropped
 	switch {
-	case err == errLate && a.what == control.Dropped:
-		back.Set("done", dropping)
-	case errors.Is(err, errUnknown):
+	case errors.Is(err, errUnknown) && !dropGoesOn:
 		p.render(w, r, http.StatusGatewayTimeout, sentence(err.Error())+
 			". When Redis answers, look at what is in force and at the log, before you repeat it.", nil)
 		return
-	case err != nil:
+	case err != nil && !dropGoesOn:
 		p.render(w, r, http.StatusUnprocessableEntity, sentence(err.Error())+". Nothing has changed.", nil)
 		return
 	case shown != nil:
 		p.render(w, r, http.StatusOK, "", shown)
 		return
 	}
-	p.recent.forget()
-	p.asynq.forget()
-	redirect(w, "./?"+back.Encode(), http.StatusSeeOther)
+	next.Set("done", a.what)
+	if dropGoesOn {
+		next.Set("done", stillDropping)
+	}
+	p.limiterAnswers.forget()
+	p.asynqAnswers.forget()
+	redirect(w, "./?"+next.Encode(), http.StatusSeeOther)
+}
+
+// actionOf reads a form. On a tenant's page it has the tenant. On a policy's page one can be typed in.
+func actionOf(form url.Values, who string) (*action, error) {
+	tenant, err := url.QueryUnescape(form.Get("tenant")) // it is escaped, as browsers change line ends in forms
+	if err == nil && tenant == "" {
+		tenant = form.Get("whom")
+	}
+	author := control.Author{Who: who, Why: strings.TrimSpace(form.Get("why"))}
+	return &action{what: form.Get("what"), policy: form.Get("policy"), tenant: tenant, author: author, form: form}, err
 }
 
 // inTime waits for act as long as a page does. An action that has begun by then goes on. Any other never begins.
@@ -126,56 +136,41 @@ func (p *Page) inTime(ctx context.Context, a *action) (*preview, error) {
 		return shown, err
 	case <-time.After(viewWithin):
 	}
-	if a.claimed.CompareAndSwap(false, true) {
-		if _, good := p.recent.outage(); time.Since(good) > viewWithin { // the next page has too little time to find out
-			p.recent.fails()
-		}
-		return nil, errSilent
+	if !a.claim() {
+		return nil, errLate
 	}
-	return nil, errLate
+	if _, lastGood := p.limiterAnswers.outage(); time.Since(lastGood) > viewWithin {
+		p.limiterAnswers.fails() // the next page has too little time to find out
+	}
+	return nil, errSilent
 }
 
-// act returns what an action would do, or does it and returns nil.
+// act returns what an action would do or, if the operator is sure, does it and returns nil.
 func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
-	var err error
-	if a.state, err = p.config.Control.State(ctx); err != nil {
+	if err := p.prepare(ctx, a); err != nil {
 		return nil, err
 	}
-	policies := append(p.config.Limiter.Policies(), a.state.Removed...)
-	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
-	switch ends := a.what == control.Resumed || a.what == control.Cleared; { // also of a policy that was removed
-	case i >= 0:
-		a.config = policies[i]
-	case !ends:
-		return nil, fmt.Errorf("policy %q: is none of this page's limiter", a.policy)
-	}
-	if n := len(a.author.Why); n == 0 || n > control.MaxWhyBytes {
-		return nil, fmt.Errorf("why: must be given, for the log, in %d bytes at most", control.MaxWhyBytes)
-	}
-	if text := a.form.Get("for"); text != "" {
-		if a.length, err = time.ParseDuration(text); err != nil || a.length <= 0 {
-			return nil, fmt.Errorf("for %q: must be a duration such as 30m or 2h", text)
-		}
-	}
-	do, shown, err := p.preview(ctx, a)
+	shown, err := p.preview(ctx, a)
 	if err != nil {
 		return nil, err
 	}
 	version := strconv.FormatInt(a.state.Version, 10)
-	if sure := a.form.Get("sure"); sure != "" && (shown.Name == "" || sure == shown.Name) {
+	sure := a.form.Get("sure")
+	if isSure := sure != "" && (shown.Retype == "" || sure == shown.Retype); isSure {
 		if seen := a.form.Get("version"); seen != version {
 			return nil, fmt.Errorf("version %s: somebody has published version %s since", seen, version)
 		}
-		if !a.claimed.CompareAndSwap(false, true) {
+		if !a.claim() {
 			return nil, errSilent
 		}
-		if err = do(ctx); isSilent(err) || err != nil && a.what == control.Dropped {
+		if err = shown.do(ctx); isSilent(err) || err != nil && a.what == control.Dropped {
 			err = fmt.Errorf("%w: %w", err, errUnknown)
 		}
 		p.config.Logger.Info("page: a change", "what", a.what, "policy", a.policy, "tenant", a.tenant, "who", a.author.Who, "err", err)
 		return nil, err
 	}
-	shown.What, shown.Form = a.what, url.Values{"version": {version}, "policy": {a.policy}, "tenant": {url.QueryEscape(a.tenant)}}
+	shown.What = a.what
+	shown.Form = url.Values{"version": {version}, "policy": {a.policy}, "tenant": {url.QueryEscape(a.tenant)}}
 	for key, values := range a.form {
 		if !slices.Contains([]string{"csrf", "policy", "tenant", "whom", "sure", "version"}, key) {
 			shown.Form[key] = values
@@ -184,37 +179,58 @@ func (p *Page) act(ctx context.Context, a *action) (*preview, error) {
 	return shown, nil
 }
 
-// preview returns the function that does an action, and a preview of its effects.
-func (p *Page) preview(ctx context.Context, a *action) (do func(context.Context) error, shown *preview, err error) {
-	who := "all tenants"
+// prepare checks what all actions need, and finds the policy. Pauses and overrides of a policy that is gone can be ended.
+func (p *Page) prepare(ctx context.Context, a *action) (err error) {
+	if a.state, err = p.config.Control.State(ctx); err != nil {
+		return err
+	}
+	policies := append(p.config.Limiter.Policies(), a.state.Removed...)
+	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
+	if i >= 0 {
+		a.config = policies[i]
+	} else if a.what != control.Resumed && a.what != control.Cleared {
+		return fmt.Errorf("policy %q: is none of this page's limiter", a.policy)
+	}
+	if n := len(a.author.Why); n == 0 || n > control.MaxWhyBytes {
+		return fmt.Errorf("why: must be given, for the log, in %d bytes at most", control.MaxWhyBytes)
+	}
+	if text := a.form.Get("for"); text != "" {
+		if a.length, err = time.ParseDuration(text); err != nil || a.length <= 0 {
+			return fmt.Errorf("for %q: must be a duration such as 30m or 2h", text)
+		}
+	}
+	return nil
+}
+
+// preview shows the effects of an action, and has the function that does it.
+func (p *Page) preview(ctx context.Context, a *action) (*preview, error) {
+	whose := "all tenants"
 	if a.tenant != "" {
-		who = "tenant " + short(a.tenant)
+		whose = "tenant " + short(a.tenant)
 	}
 	until := clock(time.Now().Add(a.length), time.Now())
-	shown = &preview{}
 	switch a.what {
 	case control.Paused:
-		shown.Text = fmt.Sprintf("Nothing of %s, %s, starts until %s. What waits keeps its place.", a.policy, who, until)
-		return func(ctx context.Context) error {
+		text := fmt.Sprintf("Nothing of %s, %s, starts until %s. What waits keeps its place.", a.policy, whose, until)
+		return &preview{Text: text, do: func(ctx context.Context) error {
 			return p.config.Control.Pause(ctx, a.policy, a.tenant, a.length, a.author)
-		}, shown, nil
+		}}, nil
 	case control.Resumed, control.Cleared:
 		ends := map[string]string{control.Resumed: "pause", control.Cleared: "override"}[a.what]
-		shown.Text = fmt.Sprintf("The %s of %s, %s, ends now. What waits starts as the limits allow.", ends, a.policy, who)
-		return func(ctx context.Context) error {
+		text := fmt.Sprintf("The %s of %s, %s, ends now. What waits starts as the limits allow.", ends, a.policy, whose)
+		return &preview{Text: text, do: func(ctx context.Context) error {
 			_, err := p.config.Control.End(ctx, a.what, a.policy, a.tenant, a.author)
 			return err
-		}, shown, nil
+		}}, nil
 	case control.WasReset:
-		shown.Danger = true
-		shown.Text = fmt.Sprintf("The windows of %s forget what they have counted for %s. The upstream does not: it may refuse.", a.policy, who)
-		return func(ctx context.Context) error {
+		text := fmt.Sprintf("The windows of %s forget what they have counted for %s. The upstream does not: it may refuse.", a.policy, whose)
+		return &preview{Text: text, Danger: true, do: func(ctx context.Context) error {
 			if err := p.record(ctx, a, ""); err != nil {
 				return err
 			}
 			_, err := p.config.Limiter.Reset(ctx, a.policy, a.tenant)
 			return err
-		}, shown, nil
+		}}, nil
 	case control.Dropped:
 		return p.previewDrop(ctx, a)
 	case setLimit:
@@ -222,96 +238,98 @@ func (p *Page) preview(ctx context.Context, a *action) (do func(context.Context)
 	case control.Overridden, front:
 		return p.previewOverride(ctx, a, until)
 	}
-	return nil, nil, fmt.Errorf("what %q: must be an action of this page", a.what)
+	return nil, fmt.Errorf("what %q: must be an action of this page", a.what)
 }
 
 func (p *Page) record(ctx context.Context, a *action, text string) error {
 	return p.config.Control.Record(ctx, control.Change{Author: a.author, Policy: a.policy, Tenant: a.tenant, Text: text, Kind: a.what})
 }
 
-func (p *Page) previewDrop(ctx context.Context, a *action) (func(context.Context) error, *preview, error) {
+func (p *Page) previewDrop(ctx context.Context, a *action) (*preview, error) {
 	if p.config.Client == nil || a.tenant == "" {
-		return nil, nil, errors.New("drop: needs a tenant, and page.Config.Client")
+		return nil, errors.New("drop: needs a tenant, and page.Config.Client")
 	}
 	s, err := inspect.Of(p.config.Limiter).State(ctx, inspect.Query{Policy: a.policy, Tenant: a.tenant})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	waiting := int64(0)
+	tasks := int64(0)
 	for _, t := range s.Tenants {
 		if t.Queue != "" { // else they are calls that wait in place
-			waiting += t.Waiting
+			tasks += t.Waiting
 		}
 	}
 	o := worker.DropOptions{Delete: a.form.Get("then") == "delete", Policy: a.policy, Tenant: a.tenant}
-	does, then := "archive", "archived: of each queue asynq keeps the last 9,999, for 90 days"
+	verb, effect := "archive", "archived: of each queue asynq keeps the last 9,999, for 90 days"
 	if o.Delete {
-		does, then = "delete", "deleted: they are gone"
+		verb, effect = "delete", "deleted: they are gone"
 	}
-	shown := &preview{Danger: true, Name: name(a.tenant),
-		Text: fmt.Sprintf("%s waiting tasks of %s in %s are %s.", number(waiting), short(a.tenant), a.policy, then)}
-	return func(ctx context.Context) error {
-		if err := p.record(ctx, a, fmt.Sprintf("%s %d waiting tasks", does, waiting)); err != nil {
+	text := fmt.Sprintf("%s waiting tasks of %s in %s are %s.", number(tasks), short(a.tenant), a.policy, effect)
+	return &preview{Text: text, Danger: true, Retype: name(a.tenant), do: func(ctx context.Context) error {
+		if err := p.record(ctx, a, fmt.Sprintf("%s %d waiting tasks", verb, tasks)); err != nil {
 			return err
 		}
 		_, err := p.config.Client.Drop(context.WithoutCancel(ctx), o)
 		return err
-	}, shown, nil
+	}}, nil
 }
 
-// previewLimit previews another limit of a window, published or as an override for a while.
-func (p *Page) previewLimit(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
+// previewLimit previews another limit of a window, which is published or, with a length, an override.
+func (p *Page) previewLimit(ctx context.Context, a *action, until string) (*preview, error) {
 	if a.state.Version == 0 {
-		return nil, nil, errors.New("no policies are published: publish a policy file first, by sluice limits publish")
+		return nil, errors.New("no policies are published: publish a policy file first, by sluice limits publish")
 	}
-	limit, err := limitOf(a.form.Get("limit"), a.form.Get("window"))
+	window := a.form.Get("window")
+	limit, err := limitOf(a.form.Get("limit"), window)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	o := throttle.TenantOverride{Policy: a.policy, Windows: map[string]throttle.Override{a.form.Get("window"): {Limit: limit}}}
+	o := throttle.TenantOverride{Policy: a.policy, Windows: map[string]throttle.Override{window: {Limit: limit}}}
 	policies, err := a.state.With(o)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
 	shown, err := p.simulate(ctx, a, policies[i])
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	replaces := "It replaces: "
+	former := "It replaces: "
 	if a.length == 0 {
-		replaces, until = "Still in force: ", "it is changed again"
+		former, until = "Still in force: ", "it is changed again"
 	}
 	shown.Text = fmt.Sprintf("%s, for all tenants, until %s.", control.Differences(a.state.Policies, policies), until)
-	shown.Note = a.overridden(replaces) + shown.Note
-	return func(ctx context.Context) error {
+	shown.Note = a.overridden(former) + shown.Note
+	shown.do = func(ctx context.Context) error {
 		if a.length > 0 {
 			return p.config.Control.SetOverride(ctx, o, a.length, a.author)
 		}
 		_, err := p.config.Control.Publish(ctx, policies, a.state.Version, a.author)
 		return err
-	}, shown, nil
+	}
+	return shown, nil
 }
 
 // previewOverride previews an override of one tenant's settings for a while.
-func (p *Page) previewOverride(ctx context.Context, a *action, until string) (func(context.Context) error, *preview, error) {
+func (p *Page) previewOverride(ctx context.Context, a *action, until string) (*preview, error) {
 	o, err := overrideOf(a.policy, a.tenant, a.form)
 	if a.what == front {
 		o, err = a.state.Front(a.policy, a.tenant, a.length)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	shown, err := p.simulate(ctx, a, a.config, o)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	shown.Text = fmt.Sprintf("%s: %s until %s.", short(a.tenant), control.DescribeOverride(o), until)
 	if a.what == front {
 		shown.Text = fmt.Sprintf("%s goes before other tenants until %s. Its own limits still apply.", short(a.tenant), until)
 	}
 	shown.Note = a.overridden("It replaces: ") + shown.Note
-	return func(ctx context.Context) error { return p.config.Control.SetOverride(ctx, o, a.length, a.author) }, shown, nil
+	shown.do = func(ctx context.Context) error { return p.config.Control.SetOverride(ctx, o, a.length, a.author) }
+	return shown, nil
 }
 
 // overridden describes the override in force, and its author, after a prefix.
@@ -322,12 +340,12 @@ func (a *action) overridden(prefix string) string {
 	return ""
 }
 
-const previewRows = 8 // of tenants, and one more for the changed tenant
+const firstTenants = 8 // of which a preview has rows, besides the changed tenant's
 
-// simulate compares when tasks would start.
+// simulate previews when tasks would start by a variant of the policy. The caller adds the text, and what to do.
 func (p *Page) simulate(ctx context.Context, a *action, variant throttle.Policy, overrides ...throttle.TenantOverride) (*preview, error) {
 	if a.form.Get("sure") != "" {
-		return &preview{}, nil // nobody sees it
+		return &preview{}, nil // nobody looks at when tasks would start
 	}
 	ctx, cancel := context.WithTimeout(ctx, viewWithin/2)
 	defer cancel()
@@ -349,7 +367,7 @@ func (p *Page) simulate(ctx context.Context, a *action, variant throttle.Policy,
 		thenOf[t.Tenant] = t
 	}
 	for i, t := range now.Tenants {
-		if i < previewRows || t.Tenant == a.tenant {
+		if i < firstTenants || t.Tenant == a.tenant {
 			shown.Rows = append(shown.Rows, previewRow{short(t.Tenant), lastStart(t), lastStart(thenOf[t.Tenant])})
 		}
 	}
@@ -370,8 +388,7 @@ func overrideOf(policy, tenant string, form url.Values) (throttle.TenantOverride
 		o.Weight = weight
 	}
 	if text := form.Get("exempt"); text != "" {
-		exempt := text == "yes"
-		o.Exempt = &exempt
+		o.Exempt = new(text == "yes")
 	}
 	for field := range form {
 		window, ok := strings.CutPrefix(field, "limit ")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,11 +13,13 @@ import (
 	"github.com/sluice-go/sluice/throttle/usage"
 )
 
-// Spans of the charts.
-var spans = []struct {
+// A span is a time of which charts are shown.
+type span struct {
 	Name   string
 	Length time.Duration
-}{{"30m", 30 * time.Minute}, {"6h", 6 * time.Hour}, {"24h", 24 * time.Hour}}
+}
+
+var spans = []span{{"30m", 30 * time.Minute}, {"6h", 6 * time.Hour}, {"24h", 24 * time.Hour}}
 
 // Run records how many tasks wait, every 10 s until ctx ends. Processes with a usage.Counter record that, too, with
 // what they grant.
@@ -25,18 +28,17 @@ func (p *Page) Run(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// points returns the history of policies, from `back` ago on.
+// points asks for the history of policies, from `back` ago on: a point each minute, the last of which is under way.
 func (p *Page) points(ctx context.Context, policies []string, back time.Duration) map[string][]usage.Point {
 	key := fmt.Sprint("history", back, policies)
-	points, _ := remember(&p.recent, ctx, key, func(ctx context.Context) (map[string][]usage.Point, error) {
+	points, _ := cached(ctx, &p.limiterAnswers, key, func(ctx context.Context) (map[string][]usage.Point, error) {
 		return usage.History(ctx, p.config.Limiter, policies, time.Now().Add(-back))
 	})
 	return points
 }
 
-const sparkHeight = 30
-
-// sparkOf returns the line of a small chart of the grants of the last half hour.
+// sparkOf returns the points of a small chart of the grants of the last 30 whole minutes, as SVG has them:
+// "x,y x,y ...". It is 100 wide and 30 high.
 func sparkOf(points []usage.Point) string {
 	points = points[max(0, len(points)-31):max(0, len(points)-1)] // the last minute is under way
 	most := int64(0)
@@ -47,9 +49,8 @@ func sparkOf(points []usage.Point) string {
 		return ""
 	}
 	var line strings.Builder
-	for i, p := range points {
-		fmt.Fprintf(&line, "%.1f,%.1f ", 100*float64(i)/float64(len(points)-1),
-			2+(sparkHeight-2)*(1-float64(p.Granted)/float64(most)))
+	for i, p := range points { // the line is 2 to 30 below the top
+		fmt.Fprintf(&line, "%.1f,%.1f ", 100*float64(i)/float64(len(points)-1), 2+28*(1-float64(p.Granted)/float64(most)))
 	}
 	return line.String()
 }
@@ -60,50 +61,38 @@ const (
 	chartHeight = 100
 )
 
-// A chart is one of a policy's charts, which share a time axis.
-type chart struct {
-	Title, Now, Note, Text string
-	Bars, Line, Area       string
-	Ticks                  []string // of the axis, from its top
-	Low                    bool
-}
-
-// charts are the charts of a policy.
+// charts are the charts of a policy. They share a time axis.
 type charts struct {
 	All    []chart
-	Span   string
-	Step   string
+	Span   string   // the name of one of spans
+	Step   string   // how long a point is
 	Clocks []string // of the time axis
-	Table  []row
+	Table  []row    // the newest first
+}
+
+// A chart is drawn as a "line", a line with the "area" below it, or "bars".
+type chart struct {
+	Kind             string
+	Title, Now, Note string
+	Text             string   // of the whole chart, for those who do not see it
+	Ticks            []string // of the value axis, from its top
+	Drawn            string   // in SVG the points of the line, or the path of the bars
 }
 
 // A row is a point in the table.
 type row struct {
-	At                        time.Time
-	PerSecond                 string
-	Granted, Refused, Waiting int64
+	At               time.Time
+	PerSecond        string // granted
+	Refused, Waiting int64
 }
 
 // chartsOf draws points, and returns nil if there is nothing to draw.
 func chartsOf(points []usage.Point, span string, pv policyView) *charts {
-	points = points[:max(0, len(points)-1)]
-	group := max(1, len(points)/60) // minutes a point
-	var steps []usage.Point
-	known := false
-	for i := 0; i+group <= len(points); i += group {
-		sum := usage.Point{At: points[i].At}
-		for _, p := range points[i : i+group] {
-			sum.Granted += p.Granted
-			sum.Refused += p.Refused
-			sum.Waiting = max(sum.Waiting, p.Waiting)
-			known = known || p.Known
-		}
-		steps = append(steps, sum)
-	}
+	steps, step := joined(points[:max(0, len(points)-1)])
+	known := slices.ContainsFunc(steps, func(p usage.Point) bool { return p.Known })
 	if !known || len(steps) < 2 {
 		return nil
 	}
-	step := time.Duration(group) * usage.Step
 	c := &charts{Span: span, Step: words.Span(step)}
 	for i := range 4 {
 		at := steps[0].At.Add(time.Duration(i) * time.Duration(len(steps)) * step / 3)
@@ -112,68 +101,79 @@ func chartsOf(points []usage.Point, span string, pv policyView) *charts {
 	granted := func(p usage.Point) float64 { return float64(p.Granted) / step.Seconds() }
 	waiting := func(p usage.Point) float64 { return float64(p.Waiting) }
 	refused := func(p usage.Point) float64 { return float64(p.Refused) }
-	last := steps[len(steps)-1]
-	c.All = []chart{
-		newChart("Granted per second", perSecond(granted(last))+" lately", steps, granted, ""),
-		newChart("Waiting", number(pv.Waiting)+" now", steps, waiting, "area"),
-		newChart("Refusals by the upstream", "", steps, refused, "bars"),
+	allRefused := int64(0)
+	for _, p := range slices.Backward(steps) {
+		c.Table = append(c.Table, row{p.At, rounded(granted(p)), p.Refused, p.Waiting})
+		allRefused += p.Refused
 	}
-	for i := len(steps) - 1; i >= 0; i-- {
-		p := steps[i]
-		c.Table = append(c.Table, row{p.At, perSecond(granted(p)), p.Granted, p.Refused, p.Waiting})
+	c.All = []chart{
+		newChart("line", "Granted per second", c.Table[0].PerSecond+" lately", steps, granted),
+		newChart("area", "Waiting", number(pv.Waiting)+" now", steps, waiting),
+		newChart("bars", "Refusals by the upstream", number(allRefused), steps, refused),
 	}
 	return c
 }
 
-func newChart(title, now string, steps []usage.Point, value func(usage.Point) float64, kind string) chart {
-	most, sum := 0.0, 0.0
-	for _, p := range steps {
-		most, sum = max(most, value(p)), sum+value(p)
+// joined joins minutes to points of equally many minutes, fewer than 120, and returns how long such a point is. Minutes
+// at the end that are too few for a point are left out.
+func joined(points []usage.Point) (steps []usage.Point, step time.Duration) {
+	minutes := max(1, len(points)/60)
+	for ; len(points) >= minutes; points = points[minutes:] {
+		sum := usage.Point{At: points[0].At}
+		for _, p := range points[:minutes] {
+			sum.Granted += p.Granted
+			sum.Refused += p.Refused
+			sum.Waiting = max(sum.Waiting, p.Waiting)
+			sum.Known = sum.Known || p.Known
+		}
+		steps = append(steps, sum)
 	}
-	top := nice(most)
-	c := chart{Title: title, Now: now, Note: "at most " + perSecond(most), Ticks: []string{perSecond(top), perSecond(top / 2), "0"}}
+	return steps, time.Duration(minutes) * usage.Step
+}
+
+func newChart(kind, title, now string, steps []usage.Point, value func(usage.Point) float64) chart {
+	most := 0.0
+	for _, p := range steps {
+		most = max(most, value(p))
+	}
+	top := axisTop(most)
+	c := chart{Kind: kind, Title: title, Now: now, Note: "at most " + rounded(most)}
 	c.Text = fmt.Sprintf("%s, %s to %s UTC: %s", title, steps[0].At.UTC().Format("15:04"),
 		steps[len(steps)-1].At.UTC().Format("15:04"), c.Note)
-	var line strings.Builder
+	c.Ticks = []string{rounded(top), rounded(top / 2), "0"}
+	if kind == "bars" {
+		c.Note, c.Ticks = "", []string{rounded(top), "0"}
+	}
 	width := float64(chartWidth) / float64(len(steps)-1)
+	var drawn strings.Builder
 	for i, p := range steps {
 		x, y := float64(i)*width, chartHeight*(1-value(p)/top)
-		if kind == "bars" {
-			if value(p) > 0 {
-				fmt.Fprintf(&line, "M%.0f %dv-%.1fh%.1fv%.1fz", x*0.98, chartHeight, chartHeight-y, width*0.7, chartHeight-y)
-			}
-			continue
+		if kind != "bars" {
+			fmt.Fprintf(&drawn, "%.0f,%.1f ", x, y)
+		} else if height := chartHeight - y; value(p) > 0 { // 0.98 leaves room for most of the last bar
+			fmt.Fprintf(&drawn, "M%.0f %dv-%.1fh%.1fv%.1fz", x*0.98, chartHeight, height, width*0.7, height)
 		}
-		fmt.Fprintf(&line, "%.0f,%.1f ", x, y)
 	}
-	switch kind {
-	case "bars":
-		c.Bars, c.Low, c.Ticks, c.Now, c.Note = line.String(), true, []string{c.Ticks[0], "0"}, number(int64(sum)), ""
-	case "area":
-		c.Area = fmt.Sprintf("0,%d %s%d,%d", chartHeight, line.String(), chartWidth, chartHeight)
-		fallthrough
-	default:
-		c.Line = line.String()
-	}
+	c.Drawn = drawn.String()
 	return c
 }
 
-// nice returns a round number that is v or the next above it.
-func nice(v float64) float64 {
-	if v <= 0 {
+// axisTop returns the round number that is the top of an axis for values up to most: ..., 0.6, 1, 2, 4, 6, 10, 20, ...
+func axisTop(most float64) float64 {
+	if most <= 0 {
 		return 1
 	}
-	for unit := math.Pow(10, math.Floor(math.Log10(v))); ; unit *= 10 {
+	for unit := math.Pow(10, math.Floor(math.Log10(most))); ; unit *= 10 {
 		for _, n := range []float64{1, 2, 4, 6, 10} {
-			if n*unit >= v {
+			if n*unit >= most {
 				return n * unit
 			}
 		}
 	}
 }
 
-// perSecond writes a rate.
-func perSecond(v float64) string {
+// rounded writes a number with at most two digits that count, or from 10 on as a whole number.
+func rounded(v float64) string {
 	switch {
 	case v >= 100:
 		return number(int64(math.Round(v)))
@@ -199,14 +199,14 @@ func window(w throttle.WindowState) string {
 
 // free describes when a window has room again.
 func free(w throttle.WindowState, at time.Time) string {
-	empty := w.ResetsAt.Sub(at)
+	emptyIn := w.ResetsAt.Sub(at)
 	switch {
 	case w.Remaining > 0:
 		return "free now"
 	case w.RetryIn > 0:
 		return "next free in " + words.Span(max(w.RetryIn, time.Millisecond))
-	case empty > 0:
-		return "empty in " + words.Span(empty)
+	case emptyIn > 0:
+		return "empty in " + words.Span(emptyIn)
 	}
 	return "full"
 }

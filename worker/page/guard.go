@@ -23,12 +23,8 @@ const (
 // A guard lets operators who know the token make changes. It stores no sessions: a session is a cookie
 // that the token signs, so that several processes can serve the page.
 type guard struct {
-	token  [sha256.Size]byte
+	token  [sha256.Size]byte // its hash
 	origin *http.CrossOriginProtection
-}
-
-func newGuard(token string) *guard {
-	return &guard{token: sha256.Sum256([]byte(token)), origin: http.NewCrossOriginProtection()}
 }
 
 // A session is a browser that is signed in.
@@ -36,8 +32,7 @@ type session struct {
 	Nonce string
 	Until time.Time
 	Who   string // the name that the operator gave
-
-	CSRF string `json:"-"` // what each form carries
+	CSRF  string `json:"-"` // what each form carries
 }
 
 // mac signs a text for a purpose.

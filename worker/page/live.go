@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	maxViewers = 100
+	maxViewers = 100 // browsers that follow the page at the same time
 	liveEvery  = 2 * time.Second
 	liveFor    = 10 * time.Minute // after which the browser connects again
 	quietFor   = 15 * time.Second // after which a comment keeps the connection alive
@@ -18,7 +18,7 @@ const (
 // live sends the page's content whenever it has changed, as server-sent events.
 func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 	select {
-	case p.viewers <- struct{}{}:
+	case p.viewers <- struct{}{}: // there is a place for one more
 		defer func() { <-p.viewers }()
 	default:
 		w.Header().Set("Retry-After", "30")

@@ -5,6 +5,7 @@ package page
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"embed"
 	"errors"
 	"fmt"
@@ -57,13 +58,13 @@ type Config struct {
 //
 // It is safe for concurrent use.
 type Page struct {
-	config     Config
-	guard      *guard // nil if the page is read-only
-	starvation inspect.StarvationDetector
-	mux        *http.ServeMux
-	recent     recent        // answers of the limiter's Redis
-	asynq      recent        // and of asynq's
-	viewers    chan struct{} // one value for each browser that follows the page, at most maxViewers
+	config         Config
+	guard          *guard // nil if the page is read-only
+	starvation     inspect.StarvationDetector
+	mux            *http.ServeMux
+	limiterAnswers answers       // of the limiter's Redis
+	asynqAnswers   answers       // of asynq's Redis
+	viewers        chan struct{} // has one value for each browser that follows the page
 }
 
 // New returns a page. It calls no Redis. The error names the field of the Config that is invalid.
@@ -79,14 +80,14 @@ func New(c Config) (*Page, error) {
 	}
 	p := &Page{config: c, mux: http.NewServeMux(), viewers: make(chan struct{}, maxViewers)}
 	switch {
-	case c.Token == "":
+	case c.Token == "": // the page is read-only
 	case len(c.Token) < 16:
 		return nil, fmt.Errorf("page: Config.Token has %d bytes: "+
 			"must have at least 16, or none for a page that changes nothing", len(c.Token))
 	case c.Control == nil:
 		return nil, errors.New("page: Config.Token is set, and Config.Control is nil: must be what control.StoreOf returns")
 	default:
-		p.guard = newGuard(c.Token)
+		p.guard = &guard{token: sha256.Sum256([]byte(c.Token)), origin: http.NewCrossOriginProtection()}
 		p.mux.HandleFunc("POST /sign-in", p.signIn)
 		p.mux.HandleFunc("POST /sign-out", p.signOut)
 		p.mux.HandleFunc("POST /change", p.change)
@@ -159,11 +160,11 @@ func redirect(w http.ResponseWriter, to string, status int) {
 	w.WriteHeader(status)
 }
 
-// render answers with the page, which shows what went wrong, or a preview of an action.
+// render answers with the page. It tells of a problem unless that is empty, and shows a preview unless that is nil.
 func (p *Page) render(w http.ResponseWriter, r *http.Request, status int, problem string, shown *preview) {
 	v := p.view(r.Context(), questionOf(r), p.sessionOf(r))
-	v.Preview = shown
-	v.News, v.Problem = r.URL.RawQuery, problem // News: after a form the browser's address has another query
+	v.Problem, v.Preview = problem, shown
+	v.NewsQuery = r.URL.RawQuery // after a form the browser does not know it: its address is the form's
 	var text strings.Builder
 	if err := templates.ExecuteTemplate(&text, "page.html", v); err != nil {
 		p.config.Logger.Error("page: the page cannot be made", "err", err)

@@ -181,7 +181,8 @@ func TestThePageSaysWhoWaitsAndWhy(t *testing.T) {
 		s := newPageServer(t, client)
 		v := s.visitor()
 		v.wants(v.get(""), `<a href="./?policy=github">github</a>`, `data-l="Waiting" class="r"><b>10</b>`,
-			"Saturated</b> by tenants’ own limits", "idle", "0 of 5,000 in 1h", "Nothing has been changed.", "Nothing needs you")
+			"Saturated</b> by tenants’ own limits", "idle", "0 of 5,000 in 1h", "Nothing has been changed.", "Nothing needs you",
+			`<dt>Workers</dt><dd class="act">0</dd><dd>none is there</dd>`)
 		v.wants(v.get("?policy=github"), ">acme</bdi>", `data-l="Waiting" class="r">5<`, "50 %", "0 of 2 in 1m",
 			`title="globex">globex</bdi></a></span><span class="n"><b>1,200</b> 75 %`, "Who waits")
 		v.wants(v.get("?policy=idle"), "Nothing is recorded")

@@ -29,7 +29,7 @@ var functions = template.FuncMap{
 	"path":      url.PathEscape,
 	"percent":   func(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) },
 	"queue":     queueName,
-	"perSecond": perSecond,
+	"rounded":   rounded,
 	"spans":     func() any { return spans },
 	"trend":     trendOf,
 	"window":    window,
@@ -79,4 +79,4 @@ func clock(at, now time.Time) string {
 }
 
 // queueName returns a queue's name without the ID of its asynq.
-func queueName(queue string) string { return queue[strings.Index(queue, "/")+1:] }
+func queueName(queue string) string { return cmp.Or(queue[strings.Index(queue, "/")+1:], queue) }

@@ -19,13 +19,8 @@ import (
 	"github.com/sluice-go/sluice/worker"
 )
 
-const (
-	scope    = "github.com/sluice-go/sluice/worker/tasktrace"
-	spanName = "sluice.wait"
-
-	// enqueuedHeader has the time of the enqueue: microseconds since 1970.
-	enqueuedHeader = "sluice-enqueued"
-)
+// enqueuedHeader has the time of the enqueue: microseconds since 1970.
+const enqueuedHeader = "sluice-enqueued"
 
 // Config configures New. Both fields are required.
 type Config struct {
@@ -51,7 +46,7 @@ func New(c Config) (*Tracing, error) {
 	if c.TracerProvider == nil {
 		return nil, errors.New("tasktrace: Config.TracerProvider is nil: must be such as otel.GetTracerProvider()")
 	}
-	return &Tracing{propagator: c.Propagator, tracer: c.TracerProvider.Tracer(scope)}, nil
+	return &Tracing{propagator: c.Propagator, tracer: c.TracerProvider.Tracer("github.com/sluice-go/sluice/worker/tasktrace")}, nil
 }
 
 // Headers is for worker.ClientConfig.Headers: a task gets the trace of the context with which it is enqueued.
@@ -102,6 +97,6 @@ func (t *Tracing) waited(ctx context.Context, task *asynq.Task, now time.Time) {
 			attributes = append(attributes, text("sluice.window", d.Binds))
 		}
 	}
-	_, span := t.tracer.Start(ctx, spanName, trace.WithTimestamp(enqueued), trace.WithAttributes(attributes...))
+	_, span := t.tracer.Start(ctx, "sluice.wait", trace.WithTimestamp(enqueued), trace.WithAttributes(attributes...))
 	span.End(trace.WithTimestamp(now))
 }

@@ -23,10 +23,9 @@ import (
 // second after it. Changes by other limiters are seen within a minute.
 type kit struct {
 	throttletest.Memory
-	log     io.Writer
-	worker  *testhook.Client
-	looking atomic.Bool // a look is scheduled
-
+	log       io.Writer
+	worker    *testhook.Client
+	looking   atomic.Bool          // a look is scheduled
 	heartbeat string               // the last heartbeat
 	looks     map[string]time.Time // the last look at a queue that found nothing, by the prefix of its keys
 }
@@ -82,7 +81,7 @@ func (k *kit) spare(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 	if !ok || len(args) < 4 {
 		return next(ctx, cmd)
 	}
-	key := fmt.Sprint(args[3])
+	key := fmt.Sprint(args[3]) // the first key, of "evalsha SHA n KEY ..."
 	prefix, _, isLook := strings.Cut(key, "sluice:dequeued:")
 	switch {
 	case isLook && (k.Exists(prefix+"pending") || k.Exists(prefix+"paused")):
@@ -92,7 +91,7 @@ func (k *kit) spare(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook
 		return nil
 	case isLook:
 		k.looks[prefix] = time.Now()
-	case len(args) == 7 && strings.HasPrefix(key, "asynq:servers:{"):
+	case len(args) == 7 && strings.HasPrefix(key, "asynq:servers:{"): // "evalsha SHA 2 KEY KEY TTL SERVER", no task runs
 		previous := k.heartbeat
 		if k.heartbeat = fmt.Sprint(args[5:]...); k.heartbeat == previous {
 			script.SetVal("OK")

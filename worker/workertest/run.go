@@ -46,22 +46,16 @@ type recorder struct {
 	runs []*Run
 }
 
-func (r *recorder) lock() func() {
-	r.mu.Lock()
-	return r.mu.Unlock
-}
-
 // recorded returns a handler whose runs are recorded.
 func (r *recorder) recorded(handler asynq.Handler) asynq.Handler {
-	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) (err error) {
 		run := r.begin(ctx, task)
-		var err error
 		defer func() { // even if the handler panics
-			defer r.lock()()
+			r.mu.Lock()
+			defer r.mu.Unlock()
 			run.End, run.Err = time.Now(), err
 		}()
-		err = handler.ProcessTask(ctx, task)
-		return err
+		return handler.ProcessTask(ctx, task)
 	})
 }
 
@@ -71,14 +65,16 @@ func (r *recorder) begin(ctx context.Context, task *asynq.Task) *Run {
 	run.Retried, _ = asynq.GetRetryCount(ctx)
 	run.Decision, _ = worker.FromContext(ctx).Decision()
 	maps.Copy(run.Cost, run.Decision.Reservation.Cost)
-	defer r.lock()()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.runs = append(r.runs, run)
 	return run
 }
 
 // observe records what handlers do.
 func (r *recorder) observe(event any) {
-	defer r.lock()()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	switch e := event.(type) {
 	case throttle.Correction:
 		for _, run := range r.runs {
@@ -117,7 +113,8 @@ func (r *recorder) running() (only *Run) {
 
 // copies returns copies of the recorder's runs after its first n: the runs of one task, or of all for the ID "".
 func (r *recorder) copies(id string, n int) (runs []Run) {
-	defer r.lock()()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for _, run := range r.runs[n:] {
 		if id == "" || run.ID == id {
 			c := *run

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/sluice-go/sluice/internal/testhook/expect"
 	"github.com/sluice-go/sluice/throttle"
 	"github.com/sluice-go/sluice/throttle/throttletest"
 	"github.com/sluice-go/sluice/worker"
@@ -59,36 +60,25 @@ func Start(t testing.TB, c Config) *Worker {
 	w := &Worker{Memory: throttletest.InMemory(t), t: t}
 	k := &kit{Memory: w.Memory, log: t.Output(), looks: map[string]time.Time{}}
 	logger := slog.New(slog.NewTextHandler(k, nil))
-	var err error
-	w.Limiter, err = throttle.New(throttle.Config{
+	w.Limiter = expect.Got(throttle.New(throttle.Config{
 		Client: k.limiterClient(t), Logger: logger, Policies: c.Policies,
 		Observer: func(event any) { w.runs.observe(event); k.observe(event) },
-	})
-	w.must(err)
+	}))(t)
 	w.Inspector = asynq.NewInspector(w.Memory)
 	t.Cleanup(func() { w.Inspector.Close() })
 
 	c.Client.Limiter = w.Limiter
-	w.Client, err = worker.NewClient(w.Memory, c.Client)
-	w.must(err)
+	w.Client = expect.Got(worker.NewClient(w.Memory, c.Client))(t)
 	t.Cleanup(func() { w.Client.Close() })
 
 	c.Asynq.Concurrency = cmp.Or(c.Asynq.Concurrency, 4)
 	c.Asynq.JanitorInterval = cmp.Or(c.Asynq.JanitorInterval, time.Minute)
 	c.Asynq.LogLevel = cmp.Or(c.Asynq.LogLevel, asynq.FatalLevel)
 	c.Worker.Limiter, c.Worker.Logger = w.Limiter, logger
-	w.Server, err = worker.NewServer(k, c.Asynq, c.Worker)
-	w.must(err)
+	w.Server = expect.Got(worker.NewServer(k, c.Asynq, c.Worker))(t)
 	t.Cleanup(w.Server.Shutdown)
-	w.must(w.Server.Start(w.runs.recorded(c.Handler)))
+	expect.Must(t, w.Server.Start(w.runs.recorded(c.Handler)))
 	return w
-}
-
-func (w *Worker) must(err error) {
-	w.t.Helper()
-	if err != nil {
-		w.t.Fatal(err)
-	}
 }
 
 // Enqueue enqueues a task by the worker's client, and returns when it is expected to start. The
@@ -96,8 +86,7 @@ func (w *Worker) must(err error) {
 func (w *Worker) Enqueue(task *asynq.Task, opts ...asynq.Option) worker.ExpectedStart {
 	w.t.Helper()
 	var start worker.ExpectedStart
-	_, err := w.Client.EnqueueContext(w.t.Context(), task, append(opts, worker.ReportStart(&start))...)
-	w.must(err)
+	expect.Got(w.Client.EnqueueContext(w.t.Context(), task, append(opts, worker.ReportStart(&start))...))(w.t)
 	return start
 }
 
@@ -107,10 +96,8 @@ func (w *Worker) Drain(within time.Duration) {
 	w.t.Helper()
 	begun := time.Now()
 	for {
-		left, err := w.left()
+		left := w.left()
 		switch took := time.Since(begun); {
-		case err != nil:
-			w.t.Fatal(err)
 		case left == "":
 			return
 		case took >= within:
@@ -122,24 +109,18 @@ func (w *Worker) Drain(within time.Duration) {
 }
 
 // left describes how many tasks have not ended: "" if all have.
-func (w *Worker) left() (string, error) {
-	queues, err := w.Inspector.Queues()
-	if err != nil {
-		return "", err
-	}
+func (w *Worker) left() string {
+	w.t.Helper()
 	var left []string
-	for _, queue := range queues {
-		info, err := w.Inspector.GetQueueInfo(queue)
-		if err != nil {
-			return "", err
-		}
+	for _, queue := range expect.Got(w.Inspector.Queues())(w.t) {
+		info := expect.Got(w.Inspector.GetQueueInfo(queue))(w.t)
 		if info.Active+info.Pending+info.Scheduled+info.Retry+info.Aggregating > 0 {
 			left = append(left, fmt.Sprintf("queue %s has %d active, %d pending, "+
 				"%d scheduled or in line, %d to be retried, %d in groups",
 				queue, info.Active, info.Pending, info.Scheduled, info.Retry, info.Aggregating))
 		}
 	}
-	return strings.Join(left, "; "), nil
+	return strings.Join(left, "; ")
 }
 
 // Runs returns the runs of handlers so far, in the order in which they began.
@@ -151,14 +132,13 @@ func (w *Worker) Run(task *asynq.Task, opts ...asynq.Option) Run {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Hour)
 	defer cancel()
-	earlier := func() int { defer w.runs.lock()(); return len(w.runs.runs) }() // runs so far, perhaps some of the same ID
-	info, err := w.Client.EnqueueContext(ctx, task, opts...)
-	w.must(err)
+	w.runs.mu.Lock()
+	earlier := len(w.runs.runs) // perhaps some of the same ID
+	w.runs.mu.Unlock()
+	info := expect.Got(w.Client.EnqueueContext(ctx, task, opts...))(w.t)
 	for ctx.Err() == nil {
 		if runs := w.runs.copies(info.ID, earlier); len(runs) > 0 && !runs[0].End.IsZero() {
-			outcome, err := w.outcome(info, runs[0], earlier)
-			w.must(err)
-			if outcome != "" {
+			if outcome := expect.Got(w.outcome(info, runs[0], earlier))(w.t); outcome != "" {
 				run := w.runs.copies(info.ID, earlier)[0] // with what followed the end of its handler
 				run.Outcome = outcome
 				return run

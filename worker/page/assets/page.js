@@ -12,10 +12,6 @@ function say(text, lost) {
   live.classList.toggle('act', lost);
 }
 
-function alike(a, b) {
-  return a.nodeType === b.nodeType && a.nodeName === b.nodeName && (a.id || '') === (b.id || '');
-}
-
 function change(from, to) {
   if (from.nodeType !== Node.ELEMENT_NODE) {
     if (from.data !== to.data) from.data = to.data;
@@ -41,7 +37,7 @@ function changeChildren(from, to) {
       if (same === at) at = at.nextSibling;
       else from.insertBefore(same, at);
       change(same, want);
-    } else if (at && !at.id && alike(at, want)) {
+    } else if (at && !at.id && !want.id && at.nodeType === want.nodeType && at.nodeName === want.nodeName) {
       const next = at.nextSibling;
       change(at, want);
       at = next;

@@ -144,11 +144,11 @@ func (s *Scheduler) tick(ctx context.Context, b *compiled) (unfinished []asynqre
 		return known.Open, delay, nil
 	}
 	f := asynqredis.Firing{Queue: b.Queue, Batch: b.Name, Tick: fire.UTC()}
-	fires, err := s.redis.Fire(ctx, f, schedule, known.Last, upTo, b.Overlap == OverlapSkip)
-	switch {
-	case fires > 0:
+	result, err := s.redis.Fire(ctx, f, asynqredis.Ticks{Schedule: schedule, After: known.Last, UpTo: upTo}, b.Overlap == OverlapSkip)
+	switch result {
+	case asynqredis.Fires:
 		known.Open = append(known.Open, f)
-	case fires < 0:
+	case asynqredis.Skipped:
 		s.config.Logger.Warn("batch: a tick is skipped, as the firing before it has not ended",
 			"batch", b.Name, "firing", f.Name())
 	}
@@ -165,16 +165,16 @@ func (s *Scheduler) Fire(ctx context.Context, batch string) (Firing, error) {
 	if err != nil {
 		return Firing{}, err
 	}
-	f, fires := asynqredis.Firing{Queue: b.Queue, Batch: b.Name}, 0
+	f, result := asynqredis.Firing{Queue: b.Queue, Batch: b.Name}, 0
 	known, err := s.redis.Schedule(ctx, b.Queue, b.Name, "")
 	if err == nil {
 		f.Tick = known.Now.Truncate(time.Second).UTC()
-		fires, err = s.redis.Fire(ctx, f, "", time.Time{}, time.Time{}, b.Overlap == OverlapSkip)
+		result, err = s.redis.Fire(ctx, f, asynqredis.Ticks{}, b.Overlap == OverlapSkip)
 	}
 	switch {
 	case err != nil:
 		return Firing{}, fmt.Errorf("batch: %w", err)
-	case fires < 0:
+	case result == asynqredis.Skipped:
 		return Firing{}, fmt.Errorf("%w: batch %q, overlap skip", ErrOverlap, batch)
 	}
 	return Firing{batch, f.Tick}, nil

@@ -7,17 +7,15 @@ import (
 )
 
 const (
-	Dequeue  = "dequeue"
-	Retry    = "retry"
-	Archive  = "archive"
-	Done     = "done"
-	Complete = "complete"
-	Requeue  = "requeue"
-
+	Dequeue          = "dequeue"
+	Retry            = "retry"
+	Archive          = "archive"
+	Done             = "done"
+	Complete         = "complete"
+	Requeue          = "requeue"
 	ForwardScheduled = "forward scheduled"
 	ForwardRetry     = "forward retry"
-
-	Other = "other" // another script of asynq's on a task and the active list
+	Other            = "other" // another script of asynq's on a task and the active list
 )
 
 // A Call is one call of asynq's scripts on a task or a queue.

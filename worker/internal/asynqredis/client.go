@@ -25,8 +25,10 @@ import (
 )
 
 const (
-	maxBulk  = 250              // the most tasks of one script call: Redis serves nobody else while a script runs
-	LeaseFor = 30 * time.Second // how long asynq leases a task that it picks up
+	maxBulk      = 250                      // the most tasks of one script call: Redis serves nobody else while a script runs
+	LeaseFor     = 30 * time.Second         // how long asynq leases a task that it picks up
+	databaseKept = time.Second              // how long Database caches an ID: a Redis that was emptied may get another
+	databaseTTL  = 3 * 366 * 24 * time.Hour // longer than any line. A client that knows a lost ID writes it again
 )
 
 //go:embed lua
@@ -89,11 +91,6 @@ func (c *Client) Redis() redis.UniversalClient { return c.redis }
 func (c *Client) NewCall() string {
 	return c.process + "/" + strconv.FormatInt(time.Now().Unix(), 36) + "/" + strconv.FormatUint(c.calls.Add(1), 36)
 }
-
-const (
-	databaseKept = time.Second              // how long an ID is cached: a Redis that was emptied may get another
-	databaseTTL  = 3 * 366 * 24 * time.Hour // longer than any line. A client that knows a lost ID writes it again
-)
 
 // Database returns the random ID of this Redis database: a limiter may serve several.
 func (c *Client) Database(ctx context.Context) (string, error) {

@@ -20,8 +20,7 @@ func (c *Client) OneSlot() bool {
 // derives keys would fail halfway on the old node, and miss tasks on the new node. A further key that never exists
 // makes both nodes refuse the whole call (TRYAGAIN). The client repeats it.
 //
-// A client reads once a minute which nodes a Cluster has. When a node does not answer, run makes the
-// client read the nodes at once, as another node may serve its slots by now.
+// A client reads once a minute which nodes serve a Cluster. When a node does not answer, run makes it do so at once.
 func (c *Client) run(ctx context.Context, script, queue string, keys []string, args ...any) *redis.Cmd {
 	cmd := scripts[script].Run(ctx, c.redis, c.guarded(queue, keys), args...)
 	cluster, ok := c.redis.(interface{ ReloadState(ctx context.Context) })

@@ -22,10 +22,11 @@ type Firing struct {
 }
 
 const (
-	keptSeconds  = 31 * 24 * 60 * 60 // how long a firing's keys outlive the last lease that a scheduler took or renewed
-	fates        = ":fates"          // suffix of the key of the tasks' fates: see batch_count.lua
-	firingPrefix = "sluice-batch:"   // of the IDs of tasks
-	tickLayout   = "20060102T150405Z"
+	keptSeconds    = 31 * 24 * 60 * 60 // how long a firing's keys outlive the last lease that a scheduler took or renewed
+	fates          = ":fates"          // suffix of the key of the tasks' fates: see batch_count.lua
+	firingPrefix   = "sluice-batch:"   // of the IDs of tasks
+	tickLayout     = "20060102T150405Z"
+	Fires, Skipped = 1, -1 // results of Client.Fire
 )
 
 // Name returns the firing's name, unique in its batch, such as 20260102T020000Z.
@@ -107,14 +108,19 @@ func firings(queue, batch string, names []string) (all []Firing) {
 	return all
 }
 
-// Fire decides all ticks of a batch after `after`, up to upTo; `schedule` is the text of its cron expression and zone.
-// Of these ticks the tick of f fires, or none if f's is zero. If after and upTo are zero, f fires by hand. If alone is
-// true, f is skipped while another firing of the batch has not ended. The result is above 0 if f fires, below 0 if it
-// was skipped, and 0 if none fires or another scheduler has decided.
-func (c *Client) Fire(ctx context.Context, f Firing, schedule string, after, upTo time.Time, alone bool) (int, error) {
+// Ticks are the ticks of a batch that one call of Fire decides: all after After, up to UpTo.
+type Ticks struct {
+	Schedule    string    // the text of the batch's cron expression and zone
+	After, UpTo time.Time // After is what Client.Schedule told as Last
+}
+
+// Fire decides ticks of a batch: the tick of f fires, or none if that is zero. Without ticks f fires by hand. If alone
+// is true, f is skipped while another firing of the batch has not ended. The result is Fires, Skipped, or 0 if no tick
+// fires or another scheduler has decided.
+func (c *Client) Fire(ctx context.Context, f Firing, decided Ticks, alone bool) (int, error) {
 	all := []string{f.batchKey(""), f.batchKey(":firings"), f.batchKey(":last")}
-	return c.run(ctx, "batch_fire", f.Queue, all,
-		after.Unix(), upTo.Unix(), keptSeconds, alone, f.Name(), f.Tick.Unix(), schedule).Int()
+	return c.run(ctx, "batch_fire", f.Queue, all, decided.After.Unix(), decided.UpTo.Unix(), keptSeconds, alone,
+		f.Name(), f.Tick.Unix(), decided.Schedule).Int()
 }
 
 // Firings returns the newest n firings of a batch, the newest first. n must be above 0.
@@ -187,7 +193,7 @@ func (c *Client) Count(ctx context.Context, f Firing, as string, indexes []int) 
 // What Move does with tasks of a firing.
 const (
 	SetAside    = "set_aside" // sets waiting tasks aside, so that none of them starts
-	Release     = "release"   // makes waiting tasks join their lines soon, unless they are in line
+	Release     = "release"   // makes waiting tasks, also those set aside, join their lines soon, unless they are in line
 	Delete      = "delete"    // deletes waiting tasks, and counts them as cancelled
 	RetryFailed = "retry"     // makes archived tasks wait again, with all their retries
 )

@@ -51,7 +51,7 @@ func (s *taskQueue) storeOf(f asynqredis.Firing, from, to int) (stored []int) {
 // begun fires the batch, and returns who holds the firing.
 func (s *taskQueue) begun() (holder string) {
 	s.Helper()
-	s.ok(expect.ErrOf(s.Fire(s.Context(), nightly, "", time.Time{}, time.Time{}, false)))
+	s.ok(expect.ErrOf(s.Fire(s.Context(), nightly, asynqredis.Ticks{}, false)))
 	s.ok(s.Lease(s.Context(), nightly, "holder", time.Minute))
 	s.wantFields([]string{"new"}, "phase")
 	s.ok(expect.ErrOf(s.Update(s.Context(), nightly, "holder", "phase", "enqueue")))
@@ -76,8 +76,9 @@ func TestATickIsDecidedOnce(t *testing.T) {
 	each(t, func(s *taskQueue) {
 		decide := func(tick, after, upTo time.Time, alone, skipped bool) {
 			s.Helper()
-			n, err := s.Fire(s.Context(), asynqredis.Firing{Queue: queue, Batch: "b", Tick: tick}, "a", after, upTo, alone)
-			expect.That(s, err == nil && n < 0 == skipped, n, err, "skipped:", skipped)
+			ticks := asynqredis.Ticks{Schedule: "a", After: after, UpTo: upTo}
+			n, err := s.Fire(s.Context(), asynqredis.Firing{Queue: queue, Batch: "b", Tick: tick}, ticks, alone)
+			expect.That(s, err == nil && n == asynqredis.Skipped == skipped, n, err, "skipped:", skipped)
 		}
 		first, second := nightly.Tick, nightly.Tick.Add(time.Hour)
 		decide(time.Time{}, time.Time{}, first, false, false)

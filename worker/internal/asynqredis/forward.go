@@ -30,12 +30,11 @@ func (c *Client) Due(ctx context.Context, queue string, retried bool, n int) (du
 
 // A Move tells what to do with a waiting task.
 type Move struct {
-	ID      string
-	JoinKey string    // the task moves if it is scheduled by a join with this key; "": if it is due; or AnyKey
-	To      string    // Archive, Delete or Look; "": it goes to At
-	At      time.Time // when forward looks at it; zero: it becomes pending, as asynq enqueues or forwards it
-
-	Line, Mark string // of its join, if it joins a line now
+	ID         string
+	JoinKey    string    // the task moves if it is scheduled by a join with this key; "": if it is due; or AnyKey
+	To         string    // Archive, Delete or Look; "": it goes to At
+	At         time.Time // when forward looks at it; zero: it becomes pending, as asynq enqueues or forwards it
+	Line, Mark string    // of its join, if it joins a line now
 
 	// With a Reason, valid UTF-8, the Message is stored with the reason as its last error, which asynq's tools show.
 	Message Message

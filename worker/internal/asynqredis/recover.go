@@ -17,33 +17,35 @@ import (
 // its life, unless its lease was renewed: by asynq, every five seconds for started tasks, or by a pick-up that was
 // repeated after 2 s. So a task that kills its server does not come back for ever.
 func (c *Client) Recover(ctx context.Context, task Ref, running string) (bool, error) {
-	found, err := c.redis.HGetAll(ctx, prefix(task.Queue)+"t:"+task.ID).Result()
+	fields, err := c.redis.HGetAll(ctx, prefix(task.Queue)+"t:"+task.ID).Result()
 	leaseEnd, leaseErr := c.redis.ZScore(ctx, prefix(task.Queue)+"lease", task.ID).Result()
 	if leaseErr != redis.Nil {
 		err = cmp.Or(err, leaseErr)
 	}
-	if err != nil || int64(leaseEnd) > time.Now().Unix()-30 {
-		return err == nil, err // asynq looks for leases that ended 30 s ago: since then another server recovered the task
+	if err != nil {
+		return false, err
 	}
-	call, noted := found["sluice_call"], found["sluice_started"] // noted: the call by which it started or went back
-	parts := strings.Split(call, "/")                            // as NewCall joins them
-	wasPutBack := found["sluice_restored"] == call               // it went back to its queue
-	activeByAsynq := len(parts) != 3 || wasPutBack && found["state"] == "active"
-	if activeByAsynq || call == running {
+	if int64(leaseEnd) > time.Now().Unix()-30 { // asynq found a lease that had ended 30 s before: it was recovered since
+		return true, nil
+	}
+	call := fields["sluice_call"]     // the last call of ours that made it active
+	parts := strings.Split(call, "/") // as NewCall joins them
+	hasGoneBack := fields["sluice_restored"] == call
+	isActiveByAsynq := len(parts) != 3 || hasGoneBack && fields["state"] == "active"
+	if isActiveByAsynq || call == running {
 		return false, nil
 	}
-	if Message(found["msg"]).IsLastAttempt() {
-		if noted == call { // it has started: asynq archives it
-			return false, nil
-		}
-	} else {
-		calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
-		wasRenewed := int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
-		wentBack := noted != "" && noted != call // before; if it is this call, it started, or a Restore below failed
-		if wasRenewed || wentBack {
-			return false, nil
-		}
-		if _, err := c.CheckActive(ctx, task, call, NoteStart); err != nil { // notes that it goes back
+	noted := fields["sluice_started"] // the last call by which it started, or from which it went back here; or ""
+	calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
+	wasRenewed := int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
+	wentBack := noted != "" && noted != call // before; if noted is this call, it started, or a Restore below failed
+	switch isLast := Message(fields["msg"]).IsLastAttempt(); {
+	case isLast && noted == call: // it has started: asynq archives it
+		return false, nil
+	case !isLast && (wasRenewed || wentBack):
+		return false, nil
+	case !isLast: // note that it goes back
+		if _, err := c.CheckActive(ctx, task, call, NoteStart); err != nil {
 			return false, err
 		}
 	}

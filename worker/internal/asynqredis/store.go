@@ -14,11 +14,11 @@ const (
 	LockTaken = int64(-1)
 )
 
-// A task's hash keeps a mark of its join. Once the task is due, a forward has it join its line by that:
+// A task's hash keeps a mark of its join. When the task is due, forward makes it join its line, as the mark tells:
 //
-//	""            it waits in no line
-//	JOINKEY.CALL  a call makes it join: if it is not in line when due, its ticket is taken for lost
-//	JOINKEY.      it perhaps did not join
+//	""            it waited in no line
+//	JOINKEY.CALL  a call was to make it join: if it is in no line when it is due, its ticket counts as lost
+//	JOINKEY.      its join may have failed
 //	front         it has had its turn: it joins at the front
 //	set_aside     a batch has set it aside: it is due in ten years
 const (

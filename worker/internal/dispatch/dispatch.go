@@ -39,8 +39,11 @@ type Config struct {
 	Tasks  *asynqredis.Client // of the server's connection
 }
 
-// A Verdict is the decision about a task before it has a slot: its ticket was taken, or it reserved. If Queued, it has
-// joined the line. If it isUncharged, its ticket was taken, but nothing was charged: it reserves, unless it NeverFits.
+// A Verdict is what became of a task's request before the task has a slot. Its Decision tells:
+//
+//	Granted  its units are charged, by the take of its ticket or by Reserve: it runs, if it still counts
+//	Queued   Reserve has denied it, and its ticket is in line: it goes back to wait
+//	neither  its ticket was taken, but nothing was charged: it reserves, or fails if it NeverFits
 type Verdict struct {
 	throttle.TakenTicket           // or what Reserve has decided, in the same form
 	DecidedAt            time.Time // by this machine's clock; a grant was charged then or later
@@ -49,14 +52,14 @@ type Verdict struct {
 	Line                 string
 }
 
+func (v *Verdict) isDenied() bool    { return v != nil && v.Decision.Queued }
 func (v *Verdict) isUncharged() bool { return !v.Decision.Granted && !v.Decision.Queued }
 
 type Task struct {
 	asynqredis.Ref
-	Message asynqredis.Message
-	Verdict *Verdict // nil if it has to reserve
-	CallKey string   // of the call that made it active
-
+	Message     asynqredis.Message
+	Verdict     *Verdict // nil: undecided
+	CallKey     string   // of the call that made it active
 	activeSince time.Time
 }
 
@@ -174,7 +177,7 @@ func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 }
 
 // insist repeats a call on asynq's Redis until it succeeds, also if Redis answered with an error, as the call may have
-// changed tasks. If the context ends before, the answer is zero. Observers count earlier calls to asynq's dequeue.
+// changed tasks. If the context ends before, the answer is zero. Observers see these calls as "dequeue", except a failure after that.
 func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Context) (T, error)) T {
 	for ; ; d.sleep(retryAfterError) {
 		begun := time.Now()

@@ -17,10 +17,8 @@ const (
 	forwardMax  = 100             // the most tasks that are forwarded at once: asynq's own number
 	fallbackMin = 2 * time.Minute // see Fallback
 	joinTimeout = 2 * time.Second // of the join of forwarded tasks
-
 	// joinWithin is how long a task has to join before forward looks at it again, as its server may have ended.
 	joinWithin = 5 * time.Second
-
 	// Tasks that could not join are looked at again after unavailableFor, or later: unavailableEvery apart.
 	unavailableFor   = time.Second
 	unavailableEvery = 200 * time.Microsecond
@@ -45,19 +43,18 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 	for i, task := range due {
 		moves[i].ID = task.ID // without a time it becomes pending
 		r, line, ok := d.request(database, queue, task.Message, task.Mark != "")
-		if !ok || task.Message.GroupKey() != "" {
+		if joinsLine := ok && task.Message.GroupKey() == ""; !joinsLine {
 			continue
 		}
-		newMark, hasJoined := asynqredis.Mark(r.Key, call), false
-		joinKey, joinCall, isOfJoin := strings.Cut(task.Mark, ".") // JOINKEY.CALL: see asynqredis.FrontMark
+		joins[i] = joinTask{message: task.Message, request: r}
+		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, asynqredis.Mark(r.Key, call)
+		joinKey, joinCall, wasToJoin := strings.Cut(task.Mark, ".") // JOINKEY.CALL: see asynqredis.FrontMark
 		switch {
 		case retried, task.Mark == asynqredis.FrontMark:
-			r.Front = true
-		case isOfJoin: // it keeps its key, as its payload may have been edited since
-			r.Key, newMark, hasJoined = joinKey, task.Mark, joinCall != ""
+			joins[i].request.Front = true
+		case wasToJoin: // the task keeps its key, as its payload may have been edited since
+			moves[i].Mark, joins[i].request.Key, joins[i].hasJoined = task.Mark, joinKey, joinCall != ""
 		}
-		moves[i].At, moves[i].Line, moves[i].Mark = soon, line, newMark
-		joins[i] = joinTask{message: task.Message, request: r, hasJoined: hasJoined}
 	}
 	defer d.tell(func() { d.setOf(queue).lookAt = time.Time{} }) // at once: some may be pending now
 	moved, err := d.Tasks.Apply(ctx, queue, moves)
@@ -80,7 +77,7 @@ func (d *Dispatcher) Forward(ctx context.Context, queue string, retried bool) (i
 type joinTask struct {
 	message   asynqredis.Message
 	request   throttle.Request
-	hasJoined bool // before, by its mark
+	hasJoined bool // by its mark: a call was to make it join, so its ticket should be in line
 }
 
 // join makes scheduled tasks join a line, and moves them as the decisions demand. joinCtx bounds the join itself.
@@ -91,9 +88,10 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 	}
 	decisions, err := d.Limiter.Line(line).Join(joinCtx, requests)
 	policy, _ := d.Limiter.Lookup(line)
-	failed := err != nil && !errors.Is(err, throttle.ErrUnknownPolicy) // of a removed policy the middleware matches again
-	if failed && len(all) > 1 && !errors.Is(err, throttle.ErrUnavailable) {
-		err = nil // the error may concern one of them only
+	failed := err != nil && !errors.Is(err, throttle.ErrUnknownPolicy)  // of a removed policy the middleware matches again
+	mayConcernOne := failed && !errors.Is(err, throttle.ErrUnavailable) // of the tasks: then each joins by itself
+	if mayConcernOne && len(all) > 1 {
+		err = nil
 		for one := range slices.Chunk(all, 1) {
 			err = errors.Join(err, d.join(ctx, joinCtx, queue, line, one))
 		}
@@ -129,7 +127,8 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 			}
 			d.Expect(line, queue, decisions[i].RetryIn)
 			move.At = now.Add(Fallback(policy, decisions[i].RetryIn))
-			if decisions[i].RetryIn > 0 && (j.message.LastError() == "" || j.message.Denied()) {
+			hasFailed := j.message.LastError() != "" && !j.message.Denied() // then asynq's tools go on to show that error
+			if decisions[i].RetryIn > 0 && !hasFailed {
 				move.Message, move.Reason = j.message, Reason(j.request, decisions[i], now)
 			}
 		}

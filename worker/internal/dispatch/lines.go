@@ -31,12 +31,10 @@ var never = time.Unix(math.MaxInt32*1000, 0) // a time that does not come
 
 // A queueSet is the queues that are asked together: all, or with strict priorities one.
 type queueSet struct {
-	queues  []string
-	takesOf []string // the queues of this set and of more important sets: a take names them all
-
-	outranks bool // less important sets exist: this one's pending tasks go first, and are looked for in every round
-
-	sinceTurn   int              // tasks from lines; each turn of a pending task subtracts tasksPerPending
+	queues      []string
+	takesOf     []string         // the queues of this set and of more important sets: a take names them all
+	outranks    bool             // other sets are less important: it looks for pending tasks in every round, before them
+	sinceTurn   int              // tasks from lines, less tasksPerPending for each pending task: 7 mean two turns
 	lines       map[string]*line // by name
 	lookAt      time.Time        // when to look for pending tasks again, after there were none
 	virtualTime float64          // the start tag of the line whose turn was last
@@ -94,16 +92,16 @@ func (d *Dispatcher) round(n int) bool {
 // firstDue returns the line of a set to ask now, or nil.
 func (d *Dispatcher) firstDue(set *queueSet, now time.Time) (first *line) {
 	for _, l := range set.lines {
-		if !d.isStopped() && !now.Before(d.dueAt(l)) && (first == nil || l.precedes(first)) {
+		isDue := !now.Before(d.dueAt(l)) && !d.isStopped()
+		if isDue && (first == nil || l.precedes(first)) {
 			first = l
 		}
 	}
 	return first
 }
 
-func (d *Dispatcher) dueAt(l *line) time.Time {
-	return latest(l.askAt, l.backoff.Until, d.backoff.Until)
-}
+func (d *Dispatcher) dueAt(l *line) time.Time      { return latest(l.askAt, d.backoffEnd(l)) }
+func (d *Dispatcher) backoffEnd(l *line) time.Time { return latest(l.backoff.Until, d.backoff.Until) }
 
 // precedes reports whether a line's turn comes before another's of its set. Each line is fair between its own tenants.
 // Here the tenants of all lines share this server's slots: evenly, or by weight if their policy has shards, as no line
@@ -127,7 +125,7 @@ func (l *line) noteAnswer(taken throttle.Taken, sent, now time.Time) {
 		l.appointment = latest(now, sent.Add(taken.Next+min(now.Sub(sent), transitMost)))
 		l.askAt = l.appointment
 	}
-	if len(taken.Tickets) == 0 && taken.Next == 0 {
+	if stoppedEarly := len(taken.Tickets) == 0 && taken.Next == 0; stoppedEarly {
 		l.askAt = now.Add(askAgain)
 	}
 }

@@ -15,7 +15,6 @@ import (
 const (
 	// lookEvery, give or take a quarter, is how often a server looks for pending tasks, and at unwatched lines.
 	lookEvery = time.Second
-
 	// tasksPerPending is the number of tasks from lines after which one pending task has a turn, ahead of the lines.
 	tasksPerPending = 3
 )

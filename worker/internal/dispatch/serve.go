@@ -18,7 +18,6 @@ const (
 
 	// lookAhead: tasks are made ready for the slots that become free in this time. A task waits about as long for one.
 	lookAhead = 10 * time.Millisecond
-
 	// aheadFrom is how many slots must become free within lookAhead for serve to take tasks before Next asks.
 	aheadFrom = 8
 
@@ -139,14 +138,15 @@ type buffer struct {
 	recent []time.Time // when tasks were handed out lately
 }
 
-// wanted returns how many tasks to make ready at once: one for each free slot, or more if slots become free
-// quickly. It is 0 unless Next waits, or few tasks are left for the slots that become free: then tasks are
-// made ready ahead of time, so that slots do not wait for Redis.
+// wanted returns how many tasks to make ready at once: one for each free slot, or more if slots become free quickly.
+// It is 0 unless Next waits, or few tasks are left for the slots that become free, as slots should not wait for Redis:
+// if 30 tasks were handed out within lookAhead, and only 10 are ready, it is at least 20.
 func (b *buffer) wanted(waiting bool) int {
 	since := time.Now().Add(-lookAhead)
 	b.recent = slices.DeleteFunc(b.recent, func(at time.Time) bool { return at.Before(since) })
 	freed := min(len(b.recent), takeMax) // within lookAhead: about as many as tasks were handed out lately
-	if ahead := freed >= aheadFrom && len(b.ready) <= freed/3; !waiting && !ahead {
+	takesAhead := freed >= aheadFrom && len(b.ready) <= freed/3
+	if !waiting && !takesAhead {
 		return 0
 	}
 	return min(max(1, b.free, freed-len(b.ready)), takeMax)
@@ -172,8 +172,8 @@ func (b *buffer) handOut(startNoted string) (task Task, isReady, starts bool) {
 		return Task{}, false, false
 	}
 	task = b.ready[0]
-	denied := task.Verdict != nil && task.Verdict.Decision.Queued
-	if !denied && task.Message.IsLastAttempt() && startNoted != task.CallKey+task.ID {
+	needsNote := !task.Verdict.isDenied() && task.Message.IsLastAttempt()
+	if needsNote && startNoted != task.CallKey+task.ID {
 		return task, true, false
 	}
 	b.ready = b.ready[1:]

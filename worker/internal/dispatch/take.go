@@ -42,7 +42,7 @@ func (d *Dispatcher) take(l *line, n int) (found bool) {
 	verdicts := verdictsOf(l, taken, sent, appointment)
 	for _, queue := range l.set.takesOf {
 		if some := verdicts[queue]; len(some) > 0 {
-			found = d.pick(l, queue, some) || found
+			found = d.makeTakenReady(l, d.pick(l, queue, some)) || found
 		}
 	}
 	if d.ctx.Err() == nil { // else some tickets may not have been picked: another server puts them back
@@ -82,9 +82,9 @@ func (d *Dispatcher) openQueues(set *queueSet) map[string]int {
 	return queues
 }
 
-// pick makes ready the tasks of a queue for tickets that were taken from a line, and gives back the tickets
-// whose tasks cannot be picked. It reports whether any task is ready.
-func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
+// pick makes active, and returns, the tasks of a queue whose tickets were taken from a line. Tickets whose tasks cannot
+// be picked are given back.
+func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) (tasks []Task) {
 	call, waiting := d.Tasks.NewCall(), make([]asynqredis.WaitingTask, len(verdicts))
 	for i, verdict := range verdicts {
 		waiting[i] = asynqredis.WaitingTask{ID: verdict.ID, JoinKey: verdict.Key}
@@ -92,24 +92,21 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 	picks := insist(d.ctx, d, func(ctx context.Context) ([]asynqredis.Pick, error) {
 		return d.Tasks.Pick(ctx, queue, call, waiting)
 	})
-	var tasks []Task
 	var joins []asynqredis.Move
 	var back, gone []throttle.TakenTicket
 	for i, pick := range picks {
-		verdict := verdicts[i]
+		v := verdicts[i]
 		switch {
 		case pick.Message != nil:
-			tasks = append(tasks, d.newTask(queue, call, pick.Message, verdict))
+			tasks = append(tasks, d.newTask(queue, call, pick.Message, v))
 		case pick.Paused:
 			d.paused[queue] = true
-			back = append(back, verdict.TakenTicket)
-			if verdict.isUncharged() { // it has no position to go back to
-				joins = append(joins, asynqredis.Move{
-					ID: verdict.ID, JoinKey: verdict.Key, At: time.Now(), Line: l.name, Mark: asynqredis.FrontMark,
-				})
+			back = append(back, v.TakenTicket)
+			if v.isUncharged() { // its ticket has no position to go back to: it joins again, in front
+				joins = append(joins, asynqredis.Move{ID: v.ID, JoinKey: v.Key, At: time.Now(), Line: l.name, Mark: asynqredis.FrontMark})
 			}
 		default: // the task is gone, or pending (it reserves when dequeued), or active (it joins again if denied)
-			gone = append(gone, verdict.TakenTicket)
+			gone = append(gone, v.TakenTicket)
 		}
 	}
 	d.giveBack((*throttle.Line).PutBack, l.name, back...)
@@ -118,12 +115,16 @@ func (d *Dispatcher) pick(l *line, queue string, verdicts []*Verdict) bool {
 		insist(d.ctx, d, func(ctx context.Context) ([]int64, error) { return d.Tasks.Apply(ctx, queue, joins) })
 		d.WakeAt(queue, time.Now())
 	}
-	d.reserve(l.set, tasks) // those taken uncharged, or from a line that is no longer their tenant's
+	return tasks
+}
+
+// makeTakenReady makes picked tasks ready, and reports whether there are any. Tasks that have to reserve, and are denied,
+// go back to wait. If that fails they are ready, too: the middleware puts them back.
+func (d *Dispatcher) makeTakenReady(l *line, tasks []Task) bool {
+	d.reserve(l.set, tasks)
 	l.set.sinceTurn += len(tasks)
-	waitsAgain := func(task Task) bool { // if this fails, the middleware puts it back
-		return task.Verdict.Decision.Queued && d.restoreTask(task) == nil
-	}
-	return d.makeReady(slices.DeleteFunc(tasks, waitsAgain))
+	isBack := func(task Task) bool { return task.Verdict.isDenied() && d.restoreTask(task) == nil }
+	return d.makeReady(slices.DeleteFunc(tasks, isBack))
 }
 
 // giveBack gives the units of tickets back in the background. Then this server, or an idle one, asks the line again.
@@ -165,52 +166,53 @@ func (d *Dispatcher) noteFailure(l *line, err error) {
 
 // reserve asks the limiter about the undecided tasks of a dequeue or pick: by one Line.Reserve for each line, in the
 // tasks' order. So no slot waits for a decision, and a denied task has joined its line. The middleware decides
-// about tasks that get no decision here. A task whose ticket was taken reserves, too, if its tenant is in another
-// shard by now, or if the take charged nothing, unless the task never fits.
+// about tasks that get no decision here.
 func (d *Dispatcher) reserve(set *queueSet, tasks []Task) {
 	database, err := d.Tasks.Database(d.ctx)
 	if err != nil {
 		return
 	}
-	requests, asking := map[string][]throttle.Request{}, map[string][]*Task{} // by line
+	requests, undecided := map[string][]throttle.Request{}, map[string][]*Task{} // by line
 	for i, task := range tasks {
-		verdict := task.Verdict
-		decided := verdict != nil && (verdict.Decision.Granted || verdict.NeverFits)
-		if decided && verdict.Line == d.Limiter.LineOf(verdict.Decision.Policy, verdict.Decision.Tenant) {
-			continue
+		verdict := task.Verdict // nil if the task was pending
+		isDecided := verdict != nil && (verdict.Decision.Granted || verdict.NeverFits)
+		if isDecided && verdict.Line == d.Limiter.LineOf(verdict.Decision.Policy, verdict.Decision.Tenant) {
+			continue // else its tenant is in another shard by now
 		}
-		r, line, ok := d.request(database, task.Queue, task.Message, verdict != nil)
-		if !ok {
-			continue
-		}
-		if verdict != nil {
-			r.Front, r.Since = true, verdict.Since
-		}
-		requests[line], asking[line] = append(requests[line], r), append(asking[line], &tasks[i])
-	}
-	for line, all := range requests {
-		l := set.lines[line]
-		if l == nil || time.Now().Before(latest(l.backoff.Until, d.backoff.Until)) {
-			continue
-		}
-		ctx, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
-		sent := time.Now()
-		decisions, err := d.Limiter.Line(line).Reserve(ctx, all)
-		cancel()
-		if errors.Is(err, throttle.ErrUnavailable) {
-			d.noteFailure(l, err)
-		}
-		for i, decision := range decisions {
-			if task := asking[line][i]; decision.Err == nil && (decision.Granted || decision.Queued) {
-				previous := task.Verdict
-				ticket := throttle.TakenTicket{Ticket: all[i].Ticket, Key: all[i].Key, Decision: decision.Decision}
-				if previous != nil {
-					ticket.Since, ticket.Waited = previous.Since, previous.Waited
-					d.giveBack((*throttle.Line).Refund, previous.Line, previous.TakenTicket)
-				}
-				task.Verdict = &Verdict{TakenTicket: ticket, DecidedAt: sent, FromLine: previous != nil, Line: line}
+		if r, line, ok := d.request(database, task.Queue, task.Message, verdict != nil); ok {
+			if verdict != nil {
+				r.Front, r.Since = true, verdict.Since
 			}
+			requests[line], undecided[line] = append(requests[line], r), append(undecided[line], &tasks[i])
 		}
+	}
+	for name, all := range requests {
+		if l := set.lines[name]; l != nil && !time.Now().Before(d.backoffEnd(l)) {
+			d.reserveIn(l, all, undecided[name])
+		}
+	}
+}
+
+// reserveIn asks one line. A task that is granted or denied gets a verdict, and an earlier one's ticket is refunded.
+func (d *Dispatcher) reserveIn(l *line, requests []throttle.Request, tasks []*Task) {
+	ctx, cancel := context.WithTimeoutCause(d.ctx, takeTimeout, outage.ErrSilent)
+	sent := time.Now()
+	decisions, err := d.Limiter.Line(l.name).Reserve(ctx, requests)
+	cancel()
+	if errors.Is(err, throttle.ErrUnavailable) {
+		d.noteFailure(l, err)
+	}
+	for i, decision := range decisions {
+		if decision.Err != nil || !decision.Granted && !decision.Queued {
+			continue
+		}
+		ticket := throttle.TakenTicket{Ticket: requests[i].Ticket, Key: requests[i].Key, Decision: decision.Decision}
+		earlier := tasks[i].Verdict
+		if earlier != nil {
+			ticket.Since, ticket.Waited = earlier.Since, earlier.Waited
+			d.giveBack((*throttle.Line).Refund, earlier.Line, earlier.TakenTicket)
+		}
+		tasks[i].Verdict = &Verdict{TakenTicket: ticket, DecidedAt: sent, FromLine: earlier != nil, Line: l.name}
 	}
 }
 

@@ -2,17 +2,17 @@
 --
 -- KEYS  1 the firing (hash)  2 fates of its tasks (string): for each index the first letter of stored, done,
 --       failed, rejected or cancelled
--- ARGV  1 prefix of the task keys  2 done or failed: the fate of tasks that are gone; or rejected: not enqueued
---       3 how long the task took (us), then the indexes
+-- ARGV  1 prefix of the task keys  2 done or failed: the fate of tasks that are gone; or rejected: counts tasks that
+--       were not enqueued  3 how long the task took (us), then the indexes
 -- reply per task 1 counted, 0 not
 
 local reply = {}
 for i = 4, #ARGV do
   local index, fate = ARGV[i], nil
-  local was = string.match(redis.call('GETRANGE', KEYS[2], index, index), '%a')
-  if ARGV[2] == 'rejected' then
-    fate = (not was or was == 's') and redis.call('EXISTS', ARGV[1] .. index) == 0 and 'rejected' -- perhaps by its line
-  elseif was == 's' or was == 'f' then -- an operator may have run it again
+  local was = string.match(redis.call('GETRANGE', KEYS[2], index, index), '%a') -- the letter of its fate so far, or nil
+  if ARGV[2] == 'rejected' then -- a task that was stored may be rejected, too: by its line
+    fate = (not was or was == 's') and redis.call('EXISTS', ARGV[1] .. index) == 0 and 'rejected'
+  elseif was == 's' or was == 'f' then -- an operator may have run a failed task again
     local state = redis.call('HGET', ARGV[1] .. index, 'state')
     fate = not state and ARGV[2] or state == 'completed' and 'done' or state == 'archived' and 'failed'
   end

@@ -3,23 +3,21 @@
 -- KEYS  1 scheduled (sorted set)  2 retry (sorted set)  3 archived (sorted set)  4 pending (list)
 --       5 the firing (hash)  6 fates of its tasks (batch_count.lua)
 -- ARGV  1 prefix of the task keys  2 prefix of the IDs  3 now (s)
---       4 set_aside: sets waiting tasks aside; release: has forward make waiting tasks join their lines, also
---         tasks that were set aside; delete: deletes waiting tasks, and counts them; retry: makes archived tasks
---         wait, with all their retries. Then the indexes
+--       4 set_aside, release, delete or retry: see SetAside (firing.go); then the indexes
 -- reply per task 1 moved, 0 left alone
 --
--- A chunk may be on its way when the firing is cancelled: store refuses its tasks, and the cursor
--- passes them. A delete counts them, too. Tasks that are released while in line keep their positions.
+-- Tasks may be on their way to store.lua when their firing is cancelled. They are refused there, and lie before the
+-- firing's cursor all the same. Delete counts them, too. Tasks that are released while in line keep their positions.
 
 local verb, reply = ARGV[4], {}
 local sources = {scheduled = KEYS[1], retry = KEYS[2], pending = KEYS[4]} -- by state: where a task that moves is listed
 if verb == 'release' then sources = {scheduled = KEYS[1]} end
 if verb == 'retry' then sources = {archived = KEYS[3]} end
-local cursor = tonumber(redis.call('HGET', KEYS[5], 'index') or 0)
+local cursor = tonumber(redis.call('HGET', KEYS[5], 'index') or 0) -- every task before this index was tried once
 for i = 5, #ARGV do
   local index = ARGV[i]
   local id, key = ARGV[2] .. index, ARGV[1] .. index
-  local fate = string.match(redis.call('GETRANGE', KEYS[6], index, index), '%a')
+  local fate = string.match(redis.call('GETRANGE', KEYS[6], index, index), '%a') -- nil: neither stored nor counted
   local state, mark, lock = unpack(redis.call('HMGET', key, 'state', 'sluice_join', 'unique_key'))
   local is_aside = mark == 'set_aside' and state == 'scheduled'
   local moves = sources[state] and not (is_aside and verb == 'set_aside')
@@ -41,8 +39,8 @@ for i = 5, #ARGV do
     end
   end
   local was_refused = not fate and not state and tonumber(index) < cursor
-  local was_deleted = moves and (not fate or fate == 's')
-  if verb == 'delete' and (was_refused or was_deleted) then
+  local was_waiting = moves and (not fate or fate == 's')
+  if verb == 'delete' and (was_refused or was_waiting) then
     redis.call('SETRANGE', KEYS[6], index, 'c')
     redis.call('HINCRBY', KEYS[5], 'cancelled', 1)
   end

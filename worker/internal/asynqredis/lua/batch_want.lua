@@ -4,7 +4,7 @@
 -- ARGV  1 run, pause, cancel, or retry (the failed tasks, if all are enqueued)  2 name of the firing
 -- reply 1, or 0 if the firing is gone, has ended, was cancelled, or cannot be retried
 
-local asked, retries = ARGV[1], ARGV[1] == 'retry'
+local asked, retries = ARGV[1], ARGV[1] == 'retry' -- a retry also ends a pause
 local phase, wanted, round, stopped, failed = unpack(redis.call('HMGET', KEYS[1],
   'phase', 'want', 'round', 'stopped', 'failed'))
 local resumes = wanted == 'pause' and (retries or asked == 'run')
@@ -18,7 +18,7 @@ if retries and phase ~= 'retry' then
 elseif resumes and stopped == '1' then
   redis.call('HSET', KEYS[1], 'stopped', 2) -- see neverStopped (status.go)
 end
-if resumes then redis.call('HSET', KEYS[1], 'set_aside', 1, 'resumed', 1) end -- picks dropped tickets: all join again
+if resumes then redis.call('HSET', KEYS[1], 'set_aside', 1, 'resumed', 1) end -- all join again: picks dropped tickets
 if resumes or retries then -- what is expected is unknown, until a scheduler looks again
   redis.call('HDEL', KEYS[1], 'expected', 'binds', 'overdue')
   redis.call('SET', KEYS[3], 'null', 'XX', 'KEEPTTL')

@@ -3,7 +3,7 @@
 -- KEYS  1 the firing (hash)  2 the batch (batch_fire.lua), then the firing's other keys
 -- ARGV  1 who writes  2 for how long it takes the lease (ms; 0 gives it back), or "" if it must have it already
 --       3 how long the firing is kept (s)  4 name of the firing, then two per field: name, value
---       A value whose name begins with ":" gets a key of its own. `set_aside` stays 1 while `resumed` is (batch_want.lua)
+--       A value whose name begins with ":" gets its own key. `set_aside` stays 1 while `resumed` is (batch_want.lua)
 -- reply what is wanted of the firing: run, pause or cancel; "" if it has ended or is gone, or another has its lease
 
 local writer, lease, kept, batch, time = ARGV[1], ARGV[2], ARGV[3], KEYS[2], redis.call('TIME')
@@ -22,9 +22,10 @@ end
 for i = 5, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
   if value == 'ended' and phase == 'retry' and redis.call('HGET', KEYS[1], 'want') ~= 'cancel' then return 'run' end
+  local stays_aside = name == 'set_aside' and value == '0' and redis.call('HGET', KEYS[1], 'resumed') == '1'
   if string.sub(name, 1, 1) == ':' then
     redis.call('SET', KEYS[1] .. name, value, 'EX', kept)
-  elseif name ~= 'set_aside' or value ~= '0' or redis.call('HGET', KEYS[1], 'resumed') ~= '1' then
+  elseif not stays_aside then
     redis.call('HSET', KEYS[1], name, value)
   end
   if name == 'phase' and value == 'ended' then

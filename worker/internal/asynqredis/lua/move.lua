@@ -11,10 +11,10 @@
 --       archived or completed. So a repeated move answers 0 or -1, unless it has a mark, or goes to a score
 --
 -- Tasks are marked before they join: without the mark a pick would take them for other tasks.
--- If the stored message has another length, the task has run since, and the message stays. Comparing the
--- bytes would cost as much as all the rest.
+-- If the stored message has another length, the task has run since: the message stays. Comparing bytes costs too much.
 
-local now, archives, reply, moved, pending, scores, lines = tonumber(ARGV[3]), false, {}, {}, {}, {}, {}
+local now, archives, reply = tonumber(ARGV[3]), false, {}
+local moved, pending, scheduled, lines = {}, {}, {}, {} -- IDs, IDs, scores and IDs, and a set of the lines to join
 for i = 5, #ARGV, 7 do
   local id, which, to, mark, line, message, old_length = unpack(ARGV, i, i + 6)
   local key = ARGV[1] .. id
@@ -38,9 +38,9 @@ for i = 5, #ARGV, 7 do
       redis.call('ZADD', KEYS[3], now, id)
       keep_lock(lock, id, seconds, true)
       archives = true
-    elseif to ~= 'pending' then -- a score
+    elseif to ~= 'pending' then -- `to` is a score
       redis.call('HSET', key, 'state', 'scheduled')
-      scores[#scores + 1], scores[#scores + 2] = to, id
+      scheduled[#scheduled + 1], scheduled[#scheduled + 2] = to, id
       keep_waiting(key, lock, id, seconds, to - now)
       if mark ~= '' then
         redis.call('HSET', key, 'sluice_join', mark)
@@ -67,7 +67,7 @@ if #moved > 0 then
   redis.call('ZREM', KEYS[2], unpack(moved))
 end
 if #pending > 0 then redis.call('LPUSH', KEYS[4], unpack(pending)) end
-if #scores > 0 then redis.call('ZADD', KEYS[1], unpack(scores)) end
+if #scheduled > 0 then redis.call('ZADD', KEYS[1], unpack(scheduled)) end
 if archives then -- as asynq does: those older than 90 days go, and the newest 9,999 stay
   local expired = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - 90 * 86400)
   for _, ids in ipairs({expired, redis.call('ZRANGE', KEYS[3], 0, -10000)}) do

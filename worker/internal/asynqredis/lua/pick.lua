@@ -6,21 +6,22 @@
 -- reply per task its message, 1 if the queue is paused, or 2 for anything else: it is active, pending or
 --       gone, has ended or failed, its firing is stopped, or it waits for something else
 --
--- A call that is repeated after its reply was lost also answers with what it picked before. A ticket may leave the line
--- before its denied task was put back: `sluice_ticket_left` is the call by which the task was active then.
+-- A call that is repeated after its reply was lost also answers with what it picked before. The ticket of a denied task
+-- may be taken while the task is still active. Then `sluice_ticket_left` is the call that made it active (restore.lua).
 
-local prefix, call = ARGV[1], ARGV[3]
+local PAUSED, NOT_PICKED = 1, 2
+local prefix, lease_end, call = ARGV[1], ARGV[2], ARGV[3]
 local paused = redis.call('EXISTS', KEYS[4]) == 1
 local reply, picked, leases = {}, {}, {}
 for i = 4, #ARGV, 2 do
   local id = ARGV[i]
   local key = prefix .. id
-  local answer, state, mark, active_by, message, lock_for, lock = 2, unpack(redis.call('HMGET', key,
+  local answer, state, mark, active_by, message, lock_for, lock = NOT_PICKED, unpack(redis.call('HMGET', key,
     'state', 'sluice_join', 'sluice_call', 'msg', 'sluice_lock', 'unique_key'))
   local joined = state == 'scheduled' and mark and string.sub(mark, 1, 16) == ARGV[i + 1]
   local waits = joined and not is_stopped(prefix, id)
   if waits and paused then
-    answer = 1
+    answer = PAUSED
   elseif waits then
     answer = message
     picked[#picked + 1] = id
@@ -32,7 +33,7 @@ for i = 4, #ARGV, 2 do
     redis.call('HSET', key, 'sluice_ticket_left', active_by or '')
   end
   if type(answer) == 'string' then
-    leases[#leases + 1], leases[#leases + 2] = ARGV[2], id
+    leases[#leases + 1], leases[#leases + 2] = lease_end, id
   end
   reply[#reply + 1] = answer
 end

@@ -8,13 +8,12 @@
 --       5 mark of its join; "front" if it then joins in front; "" if it waits in no line; "keep" to keep its own
 --       6 line in which it waits, or ""  7 message: the task as asynq stores it, or "" to keep its own
 -- reply 1; 2: it is due now, as its ticket left the line while it was active (pick.lua); 0: not active by that call
--- A call that is repeated after its reply was lost answers the same, and must not take a task from a
--- server that has picked it up since.
+-- A call that is repeated after its reply was lost answers the same, and leaves the task to who picked it up since.
 
 local id, call, score, mark, message = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[7]
 local state, active_by, ticket_left, restored, lock, lock_for = unpack(redis.call('HMGET', KEYS[6],
   'state', 'sluice_call', 'sluice_ticket_left', 'sluice_restored', 'unique_key', 'sluice_lock'))
-local needs_ticket = score ~= '' and mark ~= '' and mark ~= 'front' -- it is to wait for a take
+local needs_ticket = score ~= '' and mark ~= '' and mark ~= 'front' -- it waits until its ticket is taken
 local has_no_ticket = needs_ticket and ticket_left == call
 local reply = has_no_ticket and 2 or 1
 if restored == call then return reply end -- it is a repeated call

@@ -29,7 +29,7 @@ for i = 5, #ARGV, 5 do
     result = 0
   elseif lock ~= '' and not redis.call('SET', lock, id, 'NX', 'EX', seconds + score - ARGV[3]) then
     result = -1
-  elseif state then
+  elseif state then -- the ID is taken
     if lock ~= '' then redis.call('DEL', lock) end
     result = 0
   else

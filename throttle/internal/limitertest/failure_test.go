@@ -165,7 +165,7 @@ func TestUnexpectedReplies(t *testing.T) {
 	p.FailOpen = true
 	throttletest.Each(t, func(t *testing.T, client *redis.Client) {
 		breaks := func(text string) string {
-			return strings.Replace(text, "local out, m = {", "nothing.at = all\nlocal out, m = {", 1)
+			return strings.Replace(text, "local reply, n = {", "nothing.at = all\nlocal reply, n = {", 1)
 		}
 		l := NewEdited(t, client, nil, []func(string) string{breaks}, p).Limiter
 		refused(t, l, client, "script that breaks", throttle.ErrReply)

@@ -1,32 +1,27 @@
 -- codec.lua: short names of Lua's own functions, `made_once`, and how numbers and fields are written. Integers are
 -- big-endian. All times are microseconds since 1970. miniredis has neither struct nor bit, hence char and byte.
 --
--- Redis keeps no function from one call to the next. So most files put theirs in one table. A closure costs each call
--- 400 instructions, a table of 8 names 3,000, and a local that a closure captures 500, unless another one has captured
--- it already. So the names below are shared by all files, few functions are made at every call, and `made_once` makes
--- the others when a call needs them. A new string costs 12 instructions a byte, as Redis's Lua hashes all of it. So
--- long strings are cut and joined once. Each time that a table grows costs 1,000. So tables begin with all their
--- fields, or with as many nil as they are to have. A call of a function costs 400.
+-- Redis keeps no function from one call of a script to the next. Making a closure costs 400 instructions, a table of 8
+-- names 3,000, and each local that closures capture 500, once. So all files share the names below, most put their
+-- functions in one table, and `made_once` makes what few calls need. A call of a function costs 400. A new
+-- string costs 12 a byte, as Redis's Lua hashes all of it: long strings are cut and joined once. Each time that a table
+-- grows costs 1,000: tables begin with all their fields, or with as many nil as they are to have.
 
 local byte, char, sub, match, gmatch = string.byte, string.char, string.sub, string.match, string.gmatch
 local find, format, concat = string.find, string.format, table.concat
 local floor, ceil, min, max = math.floor, math.ceil, math.min, math.max
 
-local MOST = 9007199254740992 -- doubles hold every integer up to it; only counts that no limit bounds can come near
+local MOST = 9007199254740992 -- 2^53: doubles hold every integer up to it. Only counts that no limit bounds come near
 local ROOT = 'w:' -- the key of the scope that all share: flows wait for handler slots there, even if it has no window
 
--- Algorithms are kept by their letters. extras(call) makes functions that not all calls need: see library.go.
-local algorithms, extras = {}, nil
+local algorithms = {} -- by their letters: see scope.lua
+local extras -- extras(call) makes functions that few calls need: see library.go
 
--- made_once returns the result of the first call of `make`: later calls ignore their arguments.
+-- made_once calls make(...) at its first use, and from then on returns that result, whatever the arguments.
 local made = {}
 local function made_once(make, ...)
-  local result = made[make]
-  if not result then
-    result = make(...)
-    made[make] = result
-  end
-  return result
+  if not made[make] then made[make] = make(...) end
+  return made[make]
 end
 
 -- Fields are JSON. cjson reads them, but writes only 14 digits of a number.
@@ -34,14 +29,13 @@ local function write_fields(value)
   local lua_type = type(value)
   if lua_type == 'number' then return format('%d', value) end
   if lua_type ~= 'table' then return cjson.encode(value) end
-  local parts, open, close = {}, '{', '}'
+  local parts = {}
   if value[1] then
-    open, close = '[', ']'
     for i = 1, #value do parts[i] = write_fields(value[i]) end
-  else
-    for name, field in pairs(value) do parts[#parts + 1] = '"' .. name .. '":' .. write_fields(field) end
+    return '[' .. concat(parts, ',') .. ']'
   end
-  return open .. concat(parts, ',') .. close
+  for name, field in pairs(value) do parts[#parts + 1] = '"' .. name .. '":' .. write_fields(field) end
+  return '{' .. concat(parts, ',') .. '}'
 end
 
 -- pack7 returns a 7-byte integer, 0 <= n < 2^56.

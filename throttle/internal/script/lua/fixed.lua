@@ -31,15 +31,16 @@ end
 algorithms['f'] = {
   load = function(p1, p2, p3, p4, now, data, from, to)
     if data and to - from ~= 20 then return nil end
-    local resets, tick, gap, calendar = nil, 0, p3, p4 ~= 0
-    if calendar then resets, tick, gap = calendar_resets(p4, p2, now) end
-    local clock_off, period = calendar and not resets, not calendar and p3 or nil
-    if not resets then -- multiples of the gap, from 1970 or from a tick
+    local calendar = p4 ~= 0
+    local resets, tick, gap, period = nil, 0, p3, p3
+    if calendar then period, resets, tick, gap = nil, calendar_resets(p4, p2, now) end
+    local clock_off = calendar and not resets
+    if not resets then -- they are multiples of the gap from 1970 or, by a guess, from the last tick
       local began = tick + floor((now - p2 - tick) / gap) * gap
       resets = {began, began + gap, began + 2 * gap}
     end
     local st = {limit = p1, margin = p2, period = period, gap = gap, resets = resets, last = 0, used = 0, late = 0}
-    -- The time of the last unit decides, as period and calendar may have changed since.
+    -- The time of the last unit decides what counts on, as period and calendar may have changed since.
     local in_effect, last = resets[1] + p2, data and unpack7(data, from) or -MOST
     if last >= in_effect then
       st.last, st.used, st.late = last, unpack7(data, from + 7), unpack7(data, from + 14)
@@ -52,17 +53,19 @@ algorithms['f'] = {
   -- Units go now, after resets[2], after resets[3] and so on. With a limit of 3, 2 units used, and 5 units ahead, 1 of
   -- these goes now, 3 go after resets[2], and the last one and a cost of 1 go after resets[3].
   fits_at = function(st, now, cost, ahead, each)
-    local limit, resets, room, reset, last = st.limit, st.resets, st.limit - st.used, 2, #st.resets
+    local limit, resets, margin, room = st.limit, st.resets, st.margin, st.limit - st.used
     if ahead + cost <= room then return now end
-    if ahead < each then each = 1 end -- else room is used by whole tickets only
-    local go_now = min(ahead, max(0, room - room % each)) -- within the margin they count on both sides of the reset
-    local next_room = limit - st.late - (now >= resets[2] - st.margin and go_now or 0)
-    ahead = ahead - go_now
-    if ahead + cost > next_room then
-      ahead = max(0, ahead - max(0, next_room - next_room % each))
-      reset = 2 + ceil((ahead + cost) / max(1, limit - limit % each))
+    if ahead < each then each = 1 end -- else room is used by whole tickets only: room % each is left over
+    local go_now = min(ahead, max(0, room - room % each))
+    local next_room = limit - st.late -- after resets[2]
+    if now >= resets[2] - margin then next_room = next_room - go_now end -- these count after the reset, too
+    local left, number = ahead - go_now, 2 -- `cost` goes after resets[number]
+    if left + cost > next_room then
+      left = max(0, left - max(0, next_room - next_room % each))
+      number = 2 + ceil((left + cost) / max(1, limit - limit % each))
     end
-    return resets[min(reset, last)] + max(0, reset - last) * st.gap + st.margin
+    local known = min(number, #resets)
+    return resets[known] + (number - known) * st.gap + margin
   end,
 
   charge = function(st, now, cost)
@@ -71,7 +74,7 @@ algorithms['f'] = {
   end,
 
   give_back = function(st, now, at, cost)
-    if at < st.resets[1] - st.margin then return end
+    if at < st.resets[1] - st.margin then return end -- they count no more
     local back = min(cost, st.used)
     st.used = st.used - back
     if at >= st.resets[2] - st.margin then st.late = max(0, st.late - back) end

@@ -1,7 +1,7 @@
 -- gcra.lua: `burst` units at once, then one unit every period/limit. Source: the generic cell rate algorithm (ITU-T
 -- I.371, the continuous-state leaky bucket form), in integers: no rounding error ever adds up.
 --
---   parameters  p1 burst (units at once), p2 span (us), p3 drain (units a span), p4 period (us); p2, p3: lowest terms
+--   parameters  p1 burst (units at once), p2 span (us), p3 drain (units a span), p4 period (us); p2/p3: lowest terms
 --   payload     time(7) units(7) parts(7) span(7): the level is units + parts/span, parts < span
 --
 -- A limit of 200 in 60 s drains 1 unit in a span of 300,000 us: 0.1 s after one grant of 20 units the level is 19 units
@@ -39,18 +39,18 @@ local function drain_time(st, units, parts)
   return time + ceil((rest + parts) / st.drain)
 end
 
--- less subtracts a level from another one, down to 0.
-local function less(st, units, parts, less_units, less_parts)
-  units, parts = units - less_units, parts - less_parts
+-- subtract returns a level less another one, or 0 if that is higher.
+local function subtract(st, units, parts, other_units, other_parts)
+  units, parts = units - other_units, parts - other_parts
   if parts < 0 then units, parts = units - 1, parts + st.span end
   if units < 0 then return 0, 0 end
   return units, parts
 end
 
--- less_drained returns a level after it has drained for `time`, down to 0.
-local function less_drained(st, units, parts, time)
+-- level_after returns what is left of a level when it has drained for `time`.
+local function level_after(st, time, units, parts)
   if time <= 0 then return units, parts end
-  return less(st, units, parts, scale_by(time, st.drain, st.span))
+  return subtract(st, units, parts, scale_by(time, st.drain, st.span))
 end
 
 local function set_level(st, units, parts)
@@ -58,6 +58,7 @@ local function set_level(st, units, parts)
 end
 
 algorithms['g'] = {
+  drains = true,
   load = function(p1, p2, p3, p4, now, data, from, to)
     local st = {limit = p1, span = p2, drain = p3, stated = p4, units = 0, parts = 0, used = 0, period = p1 * p2 / p3}
     if data then
@@ -65,7 +66,7 @@ algorithms['g'] = {
       local units, parts, span = unpack7(data, from + 7), unpack7(data, from + 14), unpack7(data, from + 21)
       -- The rate has changed: a part of a unit counts as a whole one.
       if span ~= p2 and parts > 0 then units, parts = units + 1, 0 end
-      set_level(st, less_drained(st, units, parts, now - unpack7(data, from)))
+      set_level(st, level_after(st, now - unpack7(data, from), units, parts))
     end
     return st
   end,
@@ -76,13 +77,11 @@ algorithms['g'] = {
     return min(now + drain_time(st, over, st.parts), MOST)
   end,
 
-  drains = true,
-
   charge = function(st, now, cost) set_level(st, min(st.units + cost, MOST), st.parts) end,
 
   -- Units that have drained since the grant are not given back, as others may have got their room.
   give_back = function(st, now, at, cost)
-    set_level(st, less(st, st.units, st.parts, less_drained(st, cost, 0, now - at)))
+    set_level(st, subtract(st, st.units, st.parts, level_after(st, now - at, cost, 0)))
   end,
 
   resets_at = function(st, now) return min(now + drain_time(st, st.units, st.parts), MOST) end,

@@ -12,9 +12,8 @@ local function new_fair(L)
 
   -- part_of returns how far costs, by window, move a tag: by the largest part of a limit that they take, else by SLOT.
   function fair.part_of(scope, costs)
-    local numbers, part = scope.spec.windows, 0
-    for j = 1, #numbers do
-      local i = numbers[j]
+    local part = 0
+    for _, i in ipairs(scope.spec.windows) do
       local of_window = costs[i] / scope.states[i].limit
       if of_window > part then part = of_window end
     end

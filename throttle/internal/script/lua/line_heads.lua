@@ -45,10 +45,10 @@ local function new_heads(L)
   -- scope_opens returns when a scope may have room for the costs of a flow's ticket. costs: by window. If L.order is
   -- set, the flow leaves room for sides whose turn it is, or waits for them: see order.owed.
   local function scope_opens(flow, scope, at, costs)
-    local numbers, ahead, owed = scope.spec.windows, scope.ahead, L.order and L.order.owed(flow, scope)
+    local ahead, owed = scope.ahead, L.order and L.order.owed(flow, scope)
     local time = max(at, owed and owed.opens or at)
-    for j = 1, #numbers do
-      local i, passed, reserved = numbers[j], 0, 0
+    for _, i in ipairs(scope.spec.windows) do
+      local passed, reserved = 0, 0
       if ahead then passed = ahead[call.windows[i].unit] or 0 end
       if owed then reserved = owed.reserved[call.windows[i].unit] or 0 end
       local opens = opens_at(flow, scope, i, at, costs[i], passed + reserved)
@@ -122,11 +122,9 @@ local function new_heads(L)
   -- `suffix`, the scope where the flow waits now, it leaves out the node of the flow's queue.
   function heads.reopen(flow, suffix)
     if call.only_tenants then return end
-    local list = heads.scopes_of(flow)
-    for s = 1, #list do
-      local other = list[s].suffix
-      if other ~= ROOT and not list[s].spec.of_tenant then
-        heads.look_again(other, other == suffix and flow.queue)
+    for _, scope in ipairs(heads.scopes_of(flow)) do
+      if scope.suffix ~= ROOT and not scope.spec.of_tenant then
+        heads.look_again(scope.suffix, scope.suffix == suffix and flow.queue)
       end
     end
   end

@@ -12,7 +12,6 @@ local function new_join(L)
   local function fair() return made_once(new_fair, L) end
   local function heads() return made_once(new_heads, L) end
   local function order() return made_once(new_order, L, {}, false) end
-  local unwritten = false -- whether a ticket joined in this call that Redis does not know yet
 
   -- flow_for returns the flow of a request, a new one unless it waits.
   local function flow_for(r)
@@ -67,7 +66,6 @@ local function new_join(L)
     local id, is_first = r.ticket, flow.n == 0
     local rank = format('%d', (r.rank or new_rank(r.front)) + 0)
     if q.claims then q.asked = now end
-    unwritten = true
     if is_first then
       if L.flows[r.flow] then L.flush() end -- its last ticket left in this call, and that is not written yet
       L.flows[r.flow] = flow
@@ -131,11 +129,9 @@ local function new_join(L)
 
   -- somebody_waits returns whether tickets other than `id` delay the request.
   local function somebody_waits(r, id)
-    if owes_room(r) then return true end
-    if unwritten then L.flush() end
-    unwritten = false
+    L.flush() -- tickets may have joined or left in this call
     -- Without a shared window ROOT is no scope of the request: only its own flow may delay it there.
-    return others_wait(r, id) or not call.numbers[''] and first_goes_before(r, id)
+    return owes_room(r) or others_wait(r, id) or not call.numbers[''] and first_goes_before(r, id)
   end
 
   -- expect returns the answer to a request without a ticket, and its earliest start.
@@ -193,15 +189,14 @@ local function new_join(L)
   -- join puts the ticket of a request in line. It returns the values of a verb (decide.lua).
   local function join(r, list, at, joined_before)
     local costs = windows.costs_of(call, r.costs_text)
-    local name = L.read('t', r.ticket) and L.flow_name(r.ticket)
+    local name = L.flow_name(r.ticket)
     if name == r.flow then -- it waits already, unless the set of its flow has lost it
       local kept, key = match(L.read('t', r.ticket), '^(.* )([^ :+]*)')
       if key ~= match(r.key, '^[^:+]*') then L.write('t', r.ticket, kept .. r.key) end -- another task has the ID now
       local answer = expect_ticket(r, list, at, nil)
-      if answer and not joined_before then return 'waits', now, answer end
       if answer then
-        answer.nudge = true -- again, which does no harm
-        return 'joined', now, answer
+        answer.nudge = joined_before or nil -- once more, which does no harm
+        return joined_before and 'joined' or 'waits', now, answer
       end
     end
     list, at = resumed(r, list, at)

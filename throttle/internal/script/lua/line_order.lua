@@ -28,9 +28,9 @@
 --
 -- new_order(L, names, strict) returns a table of functions; names are the sides of a take, none for other calls.
 
+local PACED = 60000000 -- us, the longest period of windows over which batches are spread
 local function new_order(L, names, strict)
   local LATE = 20000     -- us
-  local PACED = 60000000 -- us, the longest period of windows over which batches are spread
   local BURST = 100000   -- us by which tickets of a batch may go before their time
   local TAGS_MS = 60000  -- for which tags are kept, at least
   local LIVE, BATCH = 1, 2
@@ -92,12 +92,12 @@ local function new_order(L, names, strict)
 
   -- average_costs sets what a ticket of a row costs on average: `units`, by unit; `step`, by how much it moves the tag.
   local function average_costs(standings, row)
-    local costs, list = {}, standings.scope.spec.windows
+    local costs = {}
     row.units = {}
-    for j = 1, #list do
-      local unit = call.windows[list[j]].unit
+    for _, i in ipairs(standings.scope.spec.windows) do
+      local unit = call.windows[i].unit
       row.units[unit] = ceil(line_units.of_unit(row.tally, unit) / max(1, row.tally.n))
-      costs[list[j]] = row.units[unit]
+      costs[i] = row.units[unit]
     end
     row.step = fair.part_of(standings.scope, costs) / row.weight
   end
@@ -157,44 +157,49 @@ local function new_order(L, names, strict)
     end
   end
 
-  -- read_standings reads which sides wait at a scope and, unless a live one waits there alone, the scope's record.
-  local function read_standings(standings, flow)
-    standings.stale = false
-    for k = 1, #sides do
-      if not standings.rows[sides[k].q.queue] then add_waiting(standings, sides[k], flow) end
-    end
-    local first = standings.list[1]
-    if not flow.batch and (not first or not standings.list[2] and first.side.q.queue == flow.queue) then return end
-    if not standings.rows[flow.queue] then -- a newcomer, or a side whose flows wait at ROOT
-      add(standings, {q = L.queue_of(flow.queue), of_take = true}, flow, 0)
-    end
-    if not standings.loaded then
-      standings.loaded = true
-      local text = redis.call('GET', P .. 's:' .. standings.scope.suffix)
-      if text then
-        local v, time, mixed = match(text, '^(%S+) (%d+) (%d)')
-        standings.v, standings.time, standings.mixed = v + 0, time + 0, mixed == '1'
-        for name, tag in gmatch(text, '([^ =]*)=(%S+)') do standings.tags[name] = tag + 0 end
-      end
-    end
-    weigh(standings)
-    begin(standings)
+  local function new_standings(scope)
+    all_standings[scope.suffix] = {
+      scope = scope, list = {}, rows = {}, tags = {}, v = 0, time = 0, both = false, mixed = false, changed = false,
+      shared_accounts = {{tag = NONE}, {tag = NONE}},
+      complete = false, read = false, weighed = false, -- all sides have been looked for; the key was read; see weigh
+    }
+    return all_standings[scope.suffix]
   end
 
-  -- standings_of returns the standings of a scope, and the row of a flow's side. It returns nil for a live
-  -- flow if no other side waits there, as none is to share with; a batch that is alone still has its `time`.
+  local function read(standings)
+    standings.read = true
+    local text = redis.call('GET', P .. 's:' .. standings.scope.suffix)
+    if not text then return end
+    local v, time, mixed = match(text, '^(%S+) (%d+) (%d)')
+    standings.v, standings.time, standings.mixed = v + 0, time + 0, mixed == '1'
+    for name, tag in gmatch(text, '([^ =]*)=(%S+)') do standings.tags[name] = tag + 0 end
+  end
+
+  -- standings_of returns the standings of a scope, and the row of a flow's side. It returns nil for a live flow until
+  -- another side has a row there, as there is none to share with. A batch that is alone still has its `time`.
   local function standings_of(flow, scope)
     if not narrow and scope.suffix ~= ROOT and not flow.batch then return nil end
-    local standings = all_standings[scope.suffix]
-    if not standings then
-      standings = {
-        scope = scope, list = {}, rows = {}, tags = {}, v = 0, time = 0, both = false, mixed = false, changed = false,
-        stale = true, loaded = false, shared_accounts = {{tag = NONE}, {tag = NONE}},
-      }
-      all_standings[scope.suffix] = standings
+    local standings, name = all_standings[scope.suffix] or new_standings(scope), flow.queue
+    local list, rows = standings.list, standings.rows
+    if not standings.complete or list[1] and not rows[name] then
+      for k = 1, #sides do
+        if not rows[sides[k].q.queue] then add_waiting(standings, sides[k], flow) end
+      end
+      standings.complete, standings.weighed = true, false
     end
-    if standings.stale or standings.list[1] and not standings.rows[flow.queue] then read_standings(standings, flow) end
-    if standings.loaded then return standings, standings.rows[flow.queue] end
+    local others_wait = list[2] or list[1] and not rows[name]
+    if not (others_wait or flow.batch or standings.read) then return nil end
+    if not rows[name] then -- a newcomer, or a side whose flows wait at ROOT
+      add(standings, {q = L.queue_of(name), of_take = true}, flow, 0)
+      standings.weighed = false
+    end
+    if not standings.read then read(standings) end
+    if not standings.weighed then
+      standings.weighed = true
+      weigh(standings)
+      begin(standings)
+    end
+    return standings, rows[name]
   end
 
   -- waits returns whether a row's side waits at the scope, also after grants of this call. A tenant's flow that has
@@ -220,15 +225,17 @@ local function new_order(L, names, strict)
     owed.lapses = min(owed.lapses, lapses)
   end
 
-  -- owe adds to `owed` what a flow leaves to a row, which goes before it. tag: of the flow's side.
+  -- owe adds to `owed` what a flow leaves to a row that goes before it. tag: of the flow's side.
   local function owe(owed, standings, row, tag)
-    if row.lapses > 0 then reserve(owed, standings, row, tag, row.lapses) end
-    if not row.side.of_take then return end
+    if not row.side.of_take then
+      if row.lapses > 0 then reserve(owed, standings, row, tag, row.lapses) end
+      return
+    end
     local due = heads.due_at(row.side.q.queue, standings.scope.suffix)
     if due and due > now then -- it does not fit, and the flow waits with it
+      local too_early = row.class == BATCH and standings.time > now + BURST -- before its time a batch delays nobody
       local time = min(due, now + appointments.LATEST) -- its server may have gone by then
-      local early = row.class == BATCH and standings.time > now + BURST -- before its time a batch delays nobody
-      if not early then owed.opens = max(owed.opens or 0, time) end
+      if not too_early then owed.opens = max(owed.opens or 0, time) end
     elseif standings.scope.suffix ~= ROOT then -- at ROOT this take visits that side before the flow
       reserve(owed, standings, row, tag, now + LATE)
     end
@@ -262,7 +269,7 @@ local function new_order(L, names, strict)
   -- moved notes that a flow began to wait at this scope.
   function order.moved(suffix)
     narrow = narrow or suffix ~= ROOT
-    if all_standings[suffix] then all_standings[suffix].stale = true end
+    if all_standings[suffix] then all_standings[suffix].complete = false end
   end
 
   -- first returns which of these queues, a list of records, goes first at ROOT, and its share of the grants.

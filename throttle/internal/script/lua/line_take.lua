@@ -12,7 +12,9 @@ local function new_take(L)
   local call, fair, heads = L.call, made_once(new_fair, L), made_once(new_heads, L)
   local P, now = call.P, call.now
 
-  -- load_list reads the first n flows of a node, in order, with their scopes and first tickets.
+  -- load_list reads the first n flows of a node into node.list, in order, with their scopes and first tickets. Its
+  -- `whole` is whether these are all of n:NODE; `refill`, whether more may come there once it is empty. At a node of
+  -- several tenants n:NODE may have only one flow of each (line.lua); node.crowded: some tenant has several.
   local function load_list(node, n)
     local key, may_crowd = P .. 'n:' .. node.key, node.shared and not call.only_tenants
     local found = redis.call('ZRANGE', key, '0', format('%d', n - 1), 'WITHSCORES')
@@ -30,14 +32,14 @@ local function new_take(L)
       end
     end
     node.list, list.whole = list, #ids < n
-    list.refill = not list.whole or may_crowd and #ids > 0 -- read again when empty: it has one flow of each tenant
+    list.refill = not list.whole or may_crowd and #ids > 0
     node.crowded = may_crowd and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key)
     scopes.read(call, suffixes)
     heads.load(list, ceil((n - 1) / max(1, #list)) + 1)
   end
 
-  -- move_first lets the first flow of a node wait by another rank and score, at another node, or nowhere. Where a
-  -- tenant has several flows, the list is read again, as another one of the tenant may go first now.
+  -- move_first lets the first flow of a node wait by another rank and score, at another node, or nowhere. The list of
+  -- a crowded node is read again, as another flow of the tenant may go first now.
   local function move_first(node, flow, suffix, rank, score)
     local list = node.list
     table.remove(list, 1)

@@ -1,7 +1,7 @@
 -- request.lua: reads one request of a call. Most calls do not need the functions of request_more.lua.
 --
--- A request r is a table with the values and fields of decide.lua that were sent. The others are nil, but ticket is
--- false, and at and hold are 0. It also has:
+-- A request r is a table with the values and fields of decide.lua that were sent. What was not sent is nil, but for
+-- ticket, which is false then, and at and hold, which are 0. It also has:
 --   costs, costs_text  by window, and as text
 --   suffixes           the keys of its scopes; nil if r is `plain`, below
 --   paused, whose      by decide.lua: when operators' pause ends, if one is in force, and whose it is (request.go)
@@ -18,7 +18,7 @@ local plain = {op = '', costs = false, costs_text = '', ticket = false, line_par
 local function read_line_part(r)
   if r.flow or r.line_part == '' then return end
   r.flow, r.queue, r.tenant, r.weight, r.key = match(r.line_part, '^(([^|]*)%S+) (%S+) (%S+) (%S+)$')
-  r.batch = byte(r.queue, -1) == 33 -- "!"
+  r.batch = byte(r.queue, -1) == 33 -- "!", with which the names of batches' sides end
 end
 
 local function read_request(call, argv, from)

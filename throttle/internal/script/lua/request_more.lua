@@ -1,10 +1,10 @@
 -- request_more.lua: shared by verbs and lines, for requests that are not simply granted; a part of extras(call).
 --
---   resumed(r, list, at) -> list, at: the scopes when the operators' pause of the request has ended, and that time; no
---     scope if nothing limits it then
---   new_answer(time, latest) -> answer: fields of Answer (request.go), when a ticket is expected to start, and at the
---     latest, 0 if that is unknown
---   refused(r, answer, earliest) -> status, if it refuses a request that would wait too long, or nil
+--   resumed(r, list, at) -> list, at: the scopes as they are when the operators' pause of the request ends, and when it
+--     does; or both as given without a pause. The list is empty if nothing limits the request then
+--   new_answer(time, latest) -> answer: a table of fields of Answer (request.go). time: when a ticket is expected to
+--     start; latest: at the latest, 0 if that is unknown
+--   refused(r, answer, earliest) -> status: why a request is refused that would wait too long, or nil
 --   line_of(r) -> the functions of line_join.lua, set up once. It reads the line part of the request, if there is one
 --   denied(r, list, now, fits, time) -> status, at, answer: of a denied request without a ticket
 --   fields(r, list, now, fits, answer) -> text: of the answer with all fields. fits: false without windows. The
@@ -25,7 +25,7 @@ end
 local function refused(r, answer, earliest)
   local now = call.now
   local wait = answer.latest - now
-  if answer.latest == 0 then -- unknown: the rest of the pause, or at most 2 us, as the shortest max_wait is 1 us
+  if answer.latest == 0 then -- unknown: too long only for the shortest max_wait, 1 us, or by the rest of the pause
     wait = max(min(answer.time - now, 2), (r.paused or now) - now)
   end
   if r.max_wait and wait > r.max_wait then return 'too_long' end
@@ -44,7 +44,7 @@ end
 local function denied(r, list, now, fits, time)
   if r.paused then
     list, now = resumed(r, list, now)
-    time = windows.fits_at(list, r.costs, now, {}) -- `fits` stays as it is now
+    time = windows.fits_at(list, r.costs, now, {}) -- by another table: `fits` tells of now, without the pause
   end
   local answer, earliest = new_answer(time, time), now
   if call.line then
@@ -73,15 +73,16 @@ local function fields(r, list, now, fits, answer)
   for s = 1, #list do
     if list[s].sections then upstream().add_to_answer(list[s], now, answer) end
   end
-  if r.paused and not r.scopes and (r.unlimited or not answer.pause or r.paused > answer.pause.ends) then
-    answer.pause = {ends = r.paused, whose = r.whose}
+  local pause = answer.pause -- the upstream's: without `whose`. It does not hold for unlimited tenants
+  if r.paused and not r.scopes and (r.unlimited or not pause or r.paused > pause.ends) then
+    pause = {ends = r.paused, whose = r.whose}
+    answer.pause = pause
   end
-  local pause = answer.pause
   if pause then
-    local paused, more = pause.ends - call.now, answer.time - pause.ends -- the wait during the pause, and after it
+    local during, after = pause.ends - call.now, answer.time - pause.ends -- the wait during the pause, and after it
     -- The upstream's pause and the windows' waits run at the same time: what ends last binds. After
     -- operators' pause a wait is what remains by then: the longer part binds, such as a pause of 60 s before 40 s.
-    if more <= 0 or pause.whose and more <= paused then answer.binds = PAUSED end
+    if after <= 0 or pause.whose and after <= during then answer.binds = PAUSED end
   end
   return write_fields(answer)
 end

@@ -30,7 +30,7 @@
 --   limit, used           the most units that ever fit, and those that count
 --   period                with a rate: the us in which it grants `limit` units
 --   stated, every         with a rate: the policy's period, and the us of a unit; load_window adds what load leaves out
---   resets, margin, gap, lease, hold   see fixed.lua, concurrency.lua. By `later`, present: the state of leases now
+--   resets, margin, gap, lease, hold   see fixed.lua, concurrency.lua; present: see `later`
 
 local scopes
 do
@@ -54,20 +54,20 @@ end
 
 -- parse reads the value's sections into the windows' states. It returns false for a malformed value.
 local function parse(scope, raw)
-  local len, numbers, windows = #raw, scope.spec.windows, scope.call.windows
+  local len, windows = #raw, scope.call.windows
   if len < 8 or sub(raw, 1, 1) ~= FORMAT then return false end
   local last, i = unpack7(raw, 2), 9
   if last > scope.now then scope.now = last end
   while i <= len do
-    local a, b, c, size = byte(raw, i + 7, i + 10)
-    local from = size and i + 11 + size
-    local to = from and from + a * 65536 + b * 256 + c - 1
+    local high, mid, low, label_size = byte(raw, i + 7, i + 10)
+    local from = label_size and i + 11 + label_size -- where the payload begins
+    local to = from and from + high * 65536 + mid * 256 + low - 1
     if not to or to > len then return false end
     local expires = unpack7(raw, i)
     if expires > scope.now then
       local label, number = sub(raw, i + 11, from - 1), nil
-      for j = 1, #numbers do
-        if windows[numbers[j]].label == label then number = numbers[j] end
+      for _, j in ipairs(scope.spec.windows) do
+        if windows[j].label == label then number = j end
       end
       if not number then
         scope.sections = scope.sections or {}
@@ -83,10 +83,9 @@ end
 
 -- reload loads the states again, as of a later time or by other parameters.
 local function reload(scope, now)
-  local numbers, earlier, call = scope.spec.windows, scope.now, scope.call
+  local earlier, call = scope.now, scope.call
   scope.now, call.generation = now, call.generation + 1
-  for j = 1, #numbers do
-    local i = numbers[j]
+  for _, i in ipairs(scope.spec.windows) do
     local st, algorithm = scope.states[i], call.windows[i].algorithm
     local kept = (algorithm.kept_until or algorithm.resets_at)(st, earlier)
     local payload = kept > earlier and concat({algorithm.payload(st, earlier)})
@@ -115,7 +114,7 @@ end
 --   states, now    the windows' states by their numbers, and their time
 --   changed        whether it has to be written
 --   sections       see above; nil without any. By label: {expires, payload}, with `state` once upstream.lua uses it
---   failed         why no request may use it; few have this or `ahead` (line_take.lua): a ninth field doubles the table
+--   failed         why no request may use it. Few have it, or `ahead` (line_take.lua): a ninth field doubles the table
 local function open(call, suffix, number, settings)
   local scope, spec = call.open[suffix], call.scopes[number]
   if not spec.of_tenant then settings = nil end
@@ -136,14 +135,13 @@ local function open(call, suffix, number, settings)
   if raw and not parse(scope, raw) then
     scope.failed = 'SLUICE_STATE key ' .. call.P .. suffix .. ': is damaged, or of a newer release'
   end
-  local numbers, states = spec.windows, scope.states
-  for j = 1, #numbers do
-    if not states[numbers[j]] then load_window(scope, numbers[j], nil) end
+  for _, i in ipairs(spec.windows) do
+    if not scope.states[i] then load_window(scope, i, nil) end
   end
   return scope
 end
 
--- section returns a section up to `first`, the first part of its payload. Callers append the rest. size: of all parts.
+-- section returns a section up to `first`, the first part of its payload, which has `size` bytes in all.
 local function section(expires, label, first, size)
   local low, mid = size % 256, size % 65536
   return pack7(expires) .. char((size - mid) / 65536, (mid - low) / 256, low, #label) .. label .. first
@@ -181,12 +179,9 @@ local function write(call, scope)
     end
   end
   local key = call.P .. scope.suffix
-  if n == 1 then
-    redis.call('DEL', key)
-  else
-    local ms = format('%d', ceil((expires - call.now) / 1000) + 1)
-    redis.call('SET', key, concat(parts, '', 1, n), 'PX', ms)
-  end
+  if n == 1 then return redis.call('DEL', key) end -- no section is left
+  local ms = format('%d', ceil((expires - call.now) / 1000) + 1)
+  redis.call('SET', key, concat(parts, '', 1, n), 'PX', ms)
 end
 
 scopes = {
@@ -194,7 +189,7 @@ scopes = {
   read = read,
   reload = reload,
 
-  -- later returns copies of scopes as they will be at a time without new grants.
+  -- later returns copies of scopes as they will be at a time without new grants; `present` is the state of leases now.
   later = function(list, time)
     local copies = {}
     for s = 1, #list do

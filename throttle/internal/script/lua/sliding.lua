@@ -7,20 +7,20 @@
 --
 -- A cut of the limit removes no entry: a limit that is cut and raised again has forgotten nothing.
 --
--- Above ENTRIES entries, or ENTRIES/2 if the limit is above ENTRIES, a grant joins the newest entry if both are in
--- the same tick of 2 * period/ENTRIES. The entry gets the later time, so a unit counts up to one tick longer, never
--- shorter. So a value has at most some 4 kB, whatever the limit. The first entries are exact: otherwise a burst in
--- every period would start later each time, by the time between the grants that were merged.
+-- A value has at most some 4 kB, whatever the limit. After 192 older entries or, if the limit is higher, 96, a grant
+-- joins the newest entry if both are in the same tick: a period has 96 ticks. The entry gets the later time, so a unit
+-- counts up to one tick longer, never shorter. If grants merged sooner, a burst in every period would start later each
+-- time, by the time between the grants that were merged.
 --
--- In the state, `time` and `units` are the newest entry; units: 0 if there is none. The others are
+-- In the state, `time` and `units` are the newest entry; units: 0 if there is none. Older ones are
 -- log.data[log.first .. log.last], a part of the value as it was read, and then log.tail: the entry that was newest
--- before `time` was charged, or nothing. Without others, log is nil.
+-- before `time` was charged, or ''. Without older ones, log is nil.
 
 do
 
-local ENTRIES, ENTRY = 192, 14 -- how many, and bytes of one
+local EXACT, TICKS, ENTRY = 192, 96, 14 -- entries that are exact, at most; ticks of a period; bytes of an entry
 
--- flatten moves the tail into the data.
+-- flatten moves the tail into the data, so that all older entries are there.
 local function flatten(log)
   if log.tail == '' then return end
   log.data = sub(log.data, log.first, log.last) .. log.tail
@@ -29,7 +29,7 @@ end
 
 -- same_tick returns whether a time is in the tick of a later one.
 local function same_tick(st, time, later)
-  return time >= later - later % floor(2 * st.period / ENTRIES)
+  return time >= later - later % floor(st.period / TICKS)
 end
 
 algorithms['s'] = {
@@ -50,38 +50,32 @@ algorithms['s'] = {
     return st
   end,
 
-  -- In an endless queue a unit goes one period after the unit that is `limit` units ahead of it: `cycles` counts these
-  -- periods back, to a unit that counts already, or has room now. Where all tickets ahead cost `each`, a period
-  -- has room for whole tickets only. With a limit of 3 in 60 s and grants at 0, 10 and 20 s, the unit after 4 others
-  -- is the 8th: it goes two periods after the 2nd, at 130 s.
+  -- In an endless queue, in which the oldest unit that counts is number 1, a unit goes one period after the unit that
+  -- is `limit` numbers before it. So steps of `limit` lead back from the cost's last unit to one that counts
+  -- already, or has room now. With a limit of 3 in 60 s and grants at 0, 10 and 20 s, the unit after 4 others has
+  -- number 8: two steps back is number 2, so it goes two periods after 10 s, at 130 s.
   fits_at = function(st, now, cost, ahead, each)
-    local limit, unit = st.limit, st.used + ahead + cost
+    local limit, unit, steps = st.limit, st.used + ahead + cost, 0
     if unit <= limit then return now end
-    local cycles = 0
-    if each > 1 and ahead >= each then
+    if each > 1 and ahead >= each then -- all tickets ahead cost `each`: a period has room for whole ones only
       local whole, tickets = max(1, floor(limit / each)), floor(ahead / each)
-      cycles = floor(tickets / whole)
-      ahead = (tickets - cycles * whole) * each
+      steps = floor(tickets / whole)
+      ahead = (tickets - steps * whole) * each
       unit = st.used + ahead + cost
+      if unit <= limit then return now + steps * st.period end
     end
-    if unit > limit then
-      local periods = ceil((ahead + cost) / limit)
-      unit = unit - periods * limit
-      cycles = cycles + periods
-      if unit > 0 then -- a period after the unit-th oldest of those that count
-        local log, seen = st.log, 0
-        if log then
-          flatten(log)
-          for i = log.first, log.last, ENTRY do
-            seen = seen + unpack7(log.data, i + 7)
-            if seen >= unit then return unpack7(log.data, i) + cycles * st.period end
-          end
-        end
-        return st.time + cycles * st.period
+    local more = ceil((ahead + cost) / limit)
+    unit, steps = unit - more * limit, steps + more
+    if unit <= 0 then return now + (steps - 1) * st.period end -- the unit one step later has room now
+    local log, seen = st.log, 0
+    if log then
+      flatten(log)
+      for i = log.first, log.last, ENTRY do
+        seen = seen + unpack7(log.data, i + 7)
+        if seen >= unit then return unpack7(log.data, i) + steps * st.period end
       end
-      cycles = cycles - 1 -- that was one step too many: the unit one step later has room now
     end
-    return now + cycles * st.period
+    return st.time + steps * st.period -- it is in the newest entry
   end,
 
   charge = function(st, now, cost)
@@ -92,8 +86,9 @@ algorithms['s'] = {
     if units > 0 then
       local merges = time >= now -- a time occurs once
       if log and not merges and same_tick(st, time, now) then
-        local most = st.limit > ENTRIES and ENTRIES / 2 or ENTRIES
-        merges = log.last - log.first + 1 + #log.tail >= most * ENTRY
+        local exact = st.limit > EXACT and EXACT / 2 or EXACT
+        local older_bytes = log.last - log.first + 1 + #log.tail
+        merges = older_bytes >= exact * ENTRY
       end
       if merges then
         st.time, st.units = max(time, now), units + cost
@@ -126,7 +121,7 @@ algorithms['s'] = {
 
   give_back = function(st, now, at, cost)
     if st.units == 0 or at > st.time or at + st.period <= now then return end
-    -- The units are in the first entry of `at` or later: at `in_log` in log.data, or, if that is nil, the newest one.
+    -- The units are in the first entry of `at` or later. It begins at `in_log` in log.data; nil: it is the newest one.
     local log, time, units, in_log = st.log, st.time, st.units, nil
     if log then
       flatten(log)
@@ -134,11 +129,12 @@ algorithms['s'] = {
       while i > log.first and unpack7(log.data, i - ENTRY) >= at do i = i - ENTRY end
       if i <= log.last then in_log, time, units = i, unpack7(log.data, i), unpack7(log.data, i + 7) end
     end
-    if time ~= at and not (st.limit > ENTRIES and same_tick(st, at, time)) then return end -- they count no more
+    local merged = st.limit > EXACT and same_tick(st, at, time) -- up to that limit grants hardly ever merge
+    if time ~= at and not merged then return end -- they count no more
     local back = min(units, cost)
     st.used = st.used - back
     if in_log then
-      local left = back < units and pack7(time) .. pack7(units - back) or ''
+      local left = back < units and pack7(time) .. pack7(units - back) or '' -- of the entry
       log.data = sub(log.data, log.first, in_log - 1) .. left .. sub(log.data, in_log + ENTRY, log.last)
       log.first, log.last = 1, #log.data
     elseif back < units or not log then

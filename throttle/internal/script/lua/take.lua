@@ -23,42 +23,42 @@
 
 local call = read_policy()
 local LOST = 5000000   -- us after which a take counts as lost
-local PUT_BACK = '4'   -- lost takes one call puts back, at most
+local PUT_BACK = '4'   -- the most lost takes that one call puts back
+local TICKETS = 35     -- bytes of a record before its tickets
 
 local P, now, first = call.P, call.now, 7
 local process, seq = ARGV[2], ARGV[3] + 0
 local most, id_base, nqueues, strict = unpack(ARGV, first, first + 3)
-local own_key = P .. 'k:' .. process
+local record_key = P .. 'k:' .. process
 call.waiting = redis.call('GET', P .. 'q')
 
--- remember writes the record of this call: its beginning, and what it took, from tickets[2] on.
-local function remember(next_time, tickets, ttl)
-  tickets[1] = pack7(seq) .. pack7(now) .. pack7(next_time) .. id_base
-  redis.call('SET', own_key, concat(tickets), 'PX', ttl)
-  return {now, next_time, id_base}
+-- remember writes the record of this call: its beginning, as parts[1], and its tickets, in the parts from 2 on.
+local function remember(next_time, parts, ttl)
+  parts[1] = pack7(seq) .. pack7(now) .. pack7(next_time) .. id_base
+  redis.call('SET', record_key, concat(parts), 'PX', ttl)
 end
 
--- Only the beginning of the last take's record is read: the tickets are long.
-local beginning, appointment = redis.call('GETRANGE', own_key, '0', '35'), 0
-local unacknowledged = #beginning > 35 -- it took tickets
-if #beginning > 0 then
-  local last = unpack7(beginning, 1)
-  if last == seq then
-    if not unacknowledged then return {now, now, id_base} end -- it took none: ask at once
-    local out, taken_at = {now, unpack7(beginning, 15), sub(beginning, 22, 35)}, unpack7(beginning, 8)
-    local tickets = redis.call('GETRANGE', own_key, '35', '-1')
-    for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
-      out[#out + 1], out[#out + 2] = text, at == '' and taken_at or at + 0
-      for _ = 1, #call.windows do out[#out + 1] = 0 end
-    end
-    return out
+-- Tickets are long: of the last take's record only the beginning is read, and one byte, which tells if it took some.
+local beginning = redis.call('GETRANGE', record_key, '0', TICKETS) -- it counts from 0
+local took_some, last_seq, appointment = #beginning > TICKETS, 0, 0
+if beginning ~= '' then last_seq, appointment = unpack7(beginning, 1), unpack7(beginning, 15) end
+if last_seq > seq then return {now, 0, id_base} end -- this is a late copy: its caller has given up
+if last_seq == seq then -- this is a repeated call
+  if not took_some then return {now, now, id_base} end -- ask at once
+  local taken_at, out = unpack7(beginning, 8), {now, appointment, sub(beginning, 22, TICKETS)}
+  local tickets = redis.call('GETRANGE', record_key, TICKETS, '-1')
+  for text, at in gmatch(tickets, '(%S+ %S+ %S+ %S+ %S+ %S+)[^\n\t]*\t?(%d*)\n') do
+    out[#out + 1], out[#out + 2] = text, at == '' and taken_at or at + 0
+    for _ = 1, #call.windows do out[#out + 1] = 0 end
   end
-  if last > seq then return {now, 0, id_base} end -- a late copy: its caller has given up
-  appointment = unpack7(beginning, 15)
-  if unacknowledged then redis.call('ZREM', P .. 'k', process) end -- this call acknowledges it
+  return out
 end
+if took_some then redis.call('ZREM', P .. 'k', process) end -- this call acknowledges its tickets
 
-if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then return remember(0, {}, RECORD_MS) end
+if not call.waiting and redis.call('EXISTS', P .. 'k') == 0 then
+  remember(0, {}, RECORD_MS)
+  return {now, 0, id_base}
+end
 call.id_base = id_base
 local files = made_once(made_once(extras, call).line_files, call)
 local L = files.new_line(call)
@@ -71,7 +71,7 @@ for _, other in ipairs(redis.call('ZRANGEBYSCORE', P .. 'k', '-inf', lost_at, 'L
   redis.call('DEL', P .. 'k:' .. other)
 end
 
-local queues, taken = {}, {now, 0, id_base, n = 0, kept = {''}}
+local queues, taken = {}, {now, 0, id_base, n = 0, kept = {''}} -- the reply, and the parts of the record
 for i = 1, nqueues + 0 do
   local priority, name = match(ARGV[first + 3 + i], '^(%d+) (.*)$')
   queues[i] = {name = name, priority = priority + 0}
@@ -80,7 +80,7 @@ local next_time = T.take(queues, strict == '1', most + 0, appointment, taken)
 scopes.write_all(call)
 L.finish()
 taken[2] = next_time
--- A claim whose process is gone is not put back: nobody would take it.
+-- Tickets that nobody acknowledges are put back, but not claims: their process is gone then.
 local may_be_lost = taken.n > 0 and not L.queue_of(queues[1].name).claims
 remember(next_time, taken.kept, may_be_lost and L.ttl .. '000' or RECORD_MS)
 if may_be_lost then

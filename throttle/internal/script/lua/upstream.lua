@@ -6,21 +6,21 @@
 --   !rUNIT  `left` units (below 0: none) are left until `resets`, by the answer to a call that was granted at the time
 --           `at`. `grants` are later grants without an answer: "TIME/UNITS,...". They are noted after the reset too,
 --           for the first answer of the next period
---   !a      the rate of the scope after refusals: until `spread`, grants are spread, at a part of the published rate:
---           the next one may go at `next`. The rate was cut at the time `cut`, and has grown since `from`: fast at
---           first, slowly around `peak` (a rate times PARTS), and faster beyond. `peak` is a little less than the
---           refused rate. Before the first cut there is no `peak`, and `cut` is when grants began to be spread. `last`
---           is the time of the newest of the `refusals` since `since`, and `wait` the pause after it.
+--   !a      how the scope adapts. After refusals grants are spread, until `spread`: they keep to a rate, and the next
+--           one may go at `next`. The rate was cut at `cut`, and has grown since `from`: see rate_at. `peak` is a
+--           little less than the refused rate, times PARTS. Before the first cut there is neither `peak` nor `from`,
+--           and `cut` is when grants began to be spread. `refusals` counts those since `since`, each of a call
+--           after the one before. The newest came at `last`, and the pause after it was `wait` us long.
 --           Sources: additive increase, multiplicative decrease (Chiu, Jain: "Analysis of the Increase and
 --           Decrease Algorithms", 1989); the increase is that of CUBIC (Ha, Rhee, Xu, 2008; RFC 9438)
 --
--- Grants are spread over the scope's windows of the shortest period, and the rate is a part of theirs.
+-- Rates are parts of the published rate: that of the scope's windows of the shortest period. Their grants are spread.
 
 local function new_upstream()
-  local PAUSE, LEFT, ADAPTED = '!p', '!r', '!a'
+  local PAUSE, REST, ADAPTED = '!p', '!r', '!a'
   local PARTS = 1e12
   local KEEP, DIP = 15 / 16, 1 / 15 -- peak / refused rate; how far below the peak, as a part of it, the rate begins
-  local GROWTH = 1e-4 -- of the rate, times the cube of the time, which is counted in ten_calls
+  local GROWTH = 1e-4 -- how far the rate is from the peak one ten_calls before or after it: see rate_at
   local FLOOR = 1 / 64 -- the lowest rate
   local SPREAD = 60 -- times ten_calls, for which grants are spread after a refusal
   local SECOND, MINUTE = 1000000, 60000000
@@ -40,19 +40,20 @@ local function new_upstream()
     scope.sections[label] = {expires = ceil(expires), state = state}
   end
 
-  -- shortest returns the shortest period of the scope's windows, the first window that has it, and the
-  -- time of ten calls; nil if no window has a period.
+  -- shortest returns the state of the first window of the scope's shortest period, the time in which the window grants
+  -- ten calls of one unit, between a second and a minute, and its number. It returns nil if no window has a period.
   local function shortest(scope)
-    local least, first
+    local st, number
     for _, i in ipairs(scope.spec.windows) do
       local period = scope.states[i].stated
-      if period and (not least or period < least) then least, first = period, i end
+      if period and (not st or period < st.stated) then st, number = scope.states[i], i end
     end
-    if not least then return nil end
-    return least, first, min(max(10 * scope.states[first].every, SECOND), MINUTE)
+    if not st then return nil end
+    return st, min(max(10 * st.every, SECOND), MINUTE), number
   end
 
-  -- rate_at returns the rate at a time, as a part of the published one.
+  -- rate_at returns the rate at a time: it grows fast at first, slowly around the peak, and faster beyond. `t` is the
+  -- time since it was at the peak, below 0 before that, in ten_calls. At `from` the rate is peak * (1 - DIP).
   local function rate_at(adapted, now, ten_calls)
     if not adapted.peak then return 1 end
     local peak = adapted.peak / PARTS
@@ -60,19 +61,18 @@ local function new_upstream()
     return max(FLOOR, min(1, peak + GROWTH * t * t * t))
   end
 
-  -- adapt notes the refusal of a call granted at `at`, after the last refusal. It returns how long the pause is: `wait`
-  -- or, if `guess` is above 0, what is guessed: at most that. It also returns whether the rate was cut or grants begin
-  -- to be spread.
-  local function adapt(scope, now, at, wait, guess)
-    local period, _, ten_calls = shortest(scope)
-    local known, span = state_of(scope, ADAPTED, now), min(period, MINUTE)
-    if guess > 0 then
-      wait = min(span / 8, SECOND)
-      if known and now < known.last + known.wait + span / 2 then wait = min(2 * known.wait, span) end -- refusals go on
-      wait = min(ceil(wait), guess)
+  -- adapt notes a refusal, after the last one, of a call granted at `at`. It returns how long the pause is, and whether
+  -- the rate was cut or grants begin to be spread. The pause is `wait` or, with a `most_guess`, a guess of at most
+  -- that: while refusals go on, twice the last pause.
+  local function adapt(scope, now, at, wait, most_guess)
+    local st, ten_calls = shortest(scope)
+    local known, span = state_of(scope, ADAPTED, now), min(st.stated, MINUTE)
+    if most_guess then
+      local goes_on = known and now < known.last + known.wait + span / 2
+      wait = min(ceil(goes_on and min(2 * known.wait, span) or min(span / 8, SECOND)), most_guess)
     end
     local a = known or {cut = now, since = now, refusals = 0, next = 0}
-    local cuts = known and at > a.cut + span / 2
+    local cuts = known and at > a.cut + span / 2 -- at most one cut in half a span
     if cuts then a.peak, a.cut, a.from = floor(rate_at(a, now, ten_calls) * KEEP * PARTS), now, now + wait end
     a.last, a.wait, a.refusals = now, wait, a.refusals + 1
     a.next, a.spread = max(a.next, now + wait), ceil(now + wait + SPREAD * ten_calls)
@@ -82,11 +82,12 @@ local function new_upstream()
 
   -- charge_spread notes when the next grant may go after one with these costs.
   local function charge_spread(scope, adapted, costs, now)
-    local period, _, ten_calls = shortest(scope)
-    if not period then return end -- the policy has no rate any more
+    local shortest_st, ten_calls = shortest(scope)
+    if not shortest_st then return end -- the policy has no rate any more
     local spacing = 0
     for _, i in ipairs(scope.spec.windows) do
-      if scope.states[i].stated == period then spacing = max(spacing, costs[i] * scope.states[i].every) end
+      local st = scope.states[i]
+      if st.stated == shortest_st.stated then spacing = max(spacing, costs[i] * st.every) end
     end
     if spacing == 0 then return end
     -- A request that comes late may catch up by LATE. Where the rate is cut, by less, such as 1 ms at a spacing
@@ -97,15 +98,15 @@ local function new_upstream()
     adapted.next = ceil(max(adapted.next, now - late) + spacing)
   end
 
-  -- fits_at returns when the upstream accepts `cost` units of a window after `ahead` others, at `from` or later.
+  -- fits_at returns when the upstream accepts `cost` units of window i after `ahead` others: at `from` or later.
   local function fits_at(scope, i, now, from, cost, ahead)
     local paused = state_of(scope, PAUSE, now)
     if paused then from = max(from, paused.ends) end
     if cost == 0 then return from end
-    local adapted, rest = state_of(scope, ADAPTED, now), state_of(scope, LEFT .. call.windows[i].unit, now)
+    local adapted, rest = state_of(scope, ADAPTED, now), state_of(scope, REST .. call.windows[i].unit, now)
     if adapted then
-      local st, period, _, ten_calls = scope.states[i], shortest(scope)
-      if st.stated and st.stated == period then -- grants are spread over this window
+      local st, shortest_st, ten_calls = scope.states[i], shortest(scope)
+      if st.stated and st.stated == shortest_st.stated then -- this window's grants are spread
         local time = adapted.next
         if ahead > 0 then time = max(time, now) + ceil(ahead * st.every / rate_at(adapted, now, ten_calls)) end
         from = max(from, min(time, adapted.spread))
@@ -123,7 +124,7 @@ local function new_upstream()
       if costs[i] > 0 then units[call.windows[i].unit] = costs[i] end
     end
     for unit, cost in pairs(units) do
-      local rest = state_of(scope, LEFT .. unit, now)
+      local rest = state_of(scope, REST .. unit, now)
       if rest then
         rest.left, rest.grants = rest.left - cost, rest.grants .. format('%d/%d,', now, cost)
         while #rest.grants > GRANTS do rest.grants = sub(rest.grants, find(rest.grants, ',', 1, true) + 1) end
@@ -136,7 +137,7 @@ local function new_upstream()
     local done = {} -- by unit: several windows may have it
     for _, i in ipairs(scope.spec.windows) do
       local unit, change = call.windows[i].unit, changes[i]
-      local rest = change ~= 0 and not done[unit] and state_of(scope, LEFT .. unit, now)
+      local rest = change ~= 0 and not done[unit] and state_of(scope, REST .. unit, now)
       if rest then
         local old, new, found = format('%d/%d,', at, costs[i]), format('%d/%d,', at, costs[i] + change), 0
         rest.grants, found = string.gsub(rest.grants, old, new, 1)
@@ -145,29 +146,25 @@ local function new_upstream()
     end
   end
 
-  -- pause notes a refusal. The scope adapts if the policy does, and a window has a rate. It returns whether that is
-  -- news: the rate was cut, grants begin to be spread, or a pause began. If the scope adapts, a guessed pause is none.
+  -- pause notes a refusal. It returns whether that is news: the rate was cut, grants begin to be spread, or a pause
+  -- began that was not guessed here.
   local function pause(scope, now, r)
     local refused, paused, adapted = r.refused, state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
-    local wait, guess, changes = refused.wait, refused.guess or 0, false -- guess: 0 if `wait` was stated
-    local at = r.at
+    local adapts, wait, at, changes = refused.adapt and shortest(scope), refused.wait, r.at, false
+    local most_guess = adapts and refused.guess -- a number if it adapts, and the upstream did not say how long
     if at == 0 then -- not known: it counts as the last refusal's while the pause after that lasts, else as now
       at = adapted and now < adapted.last + adapted.wait and adapted.last or now
     end
-    if not refused.adapt or not shortest(scope) then
-      guess = 0 -- nothing is guessed: `wait` counts
-    elseif not adapted or at > adapted.last then
-      wait, changes = adapt(scope, now, at, wait, guess)
-    elseif guess > 0 then
-      return false -- the pause after the last refusal is for this one, too
-    end
+    local is_new = not adapted or at > adapted.last -- of a call after the last refusal
+    if adapts and is_new then wait, changes = adapt(scope, now, at, wait, most_guess) end
+    if most_guess and not is_new then return false end -- the pause after the last refusal is for this one, too
     -- Exempt tenants call during a pause, and may be refused. The longest pause counts.
     if not paused or paused.ends < now + wait then
       set_section(scope, PAUSE, now + wait, {
         ends = now + wait, reported = now, tenant = refused.tenant, cause = refused.cause, reporter = refused.reporter,
       })
     end
-    return changes or not paused and guess == 0
+    return changes or not paused and not most_guess
   end
 
   -- add_to_answer adds to an answer what it has not from other scopes: the longest pause; the lowest adapted rate, with
@@ -176,17 +173,17 @@ local function new_upstream()
     local paused, adapted = state_of(scope, PAUSE, now), state_of(scope, ADAPTED, now)
     if paused and (not answer.pause or paused.ends > answer.pause.ends) then answer.pause = paused end
     for _, w in ipairs(scope.spec.windows) do
-      local rest = state_of(scope, LEFT .. call.windows[w].unit, now)
+      local rest = state_of(scope, REST .. call.windows[w].unit, now)
       if rest and rest.resets > now and (not answer.left or rest.left < answer.left.units) then
         answer.left = {unit = call.windows[w].unit, units = max(0, rest.left), reset = rest.resets}
       end
     end
-    local period, first, ten_calls = shortest(scope)
-    local rate = adapted and period and floor(rate_at(adapted, now, ten_calls) * 1e6)
+    local st, ten_calls, number = shortest(scope)
+    local rate = adapted and st and floor(rate_at(adapted, now, ten_calls) * 1e6)
     if rate and (not answer.adapted or rate < answer.adapted.rate) then
       answer.adapted = {
         since = adapted.since, refusals = adapted.refusals, cut = adapted.cut, spread = adapted.spread,
-        rate = rate, window = first,
+        rate = rate, window = number,
       }
     end
   end
@@ -205,27 +202,26 @@ local function new_upstream()
   end
 
   -- remaining notes the units that the upstream has left, by the answer to a call granted at r.at. It ignores an
-  -- answer to a call before the one answered last. Of answers to calls of the same time, the least counts. For the
-  -- first answer the log of a window, if it has one, shows which calls are under way.
+  -- answer to a call before the one answered last. Of answers to calls of the same time, the least counts.
   local function remaining(scope, now, r)
     local left, at = r.left, r.at > 0 and r.at or now
-    local known, resets = state_of(scope, LEFT .. left.unit, now), now + left.reset
-    if known and at < known.at then return end
-    local cost, log, most = 0, '', 0
+    local rest, resets = state_of(scope, REST .. left.unit, now), now + left.reset
+    if rest and at < rest.at then return end
+    local cost, grants, most = 0, rest and rest.grants or '', 0
     for _, i in ipairs(scope.spec.windows) do
       local window = call.windows[i]
       if window.unit == left.unit then
         cost = r.costs[i]
-        local grants = window.algorithm.grants and window.algorithm.grants(scope.states[i], at) or ''
-        local _, units = unanswered(grants, at, 0)
-        if units > most then log, most = grants, units end
+        local log = not rest and window.algorithm.grants and window.algorithm.grants(scope.states[i], at) or ''
+        local _, units = unanswered(log, at, 0)
+        if units > most then grants, most = log, units end -- before a first answer only the log knows them
       end
     end
-    local grants, sum = unanswered(known and known.grants or log, at, cost)
-    local units = left.units - sum
-    if known and at == known.at and now < known.resets then units = min(units, known.left) end
-    local state = {left = units, at = at, resets = resets, grants = grants}
-    set_section(scope, LEFT .. left.unit, resets + left.reset, state)
+    local later_grants, under_way = unanswered(grants, at, cost)
+    local units = left.units - under_way
+    if rest and at == rest.at and now < rest.resets then units = min(units, rest.left) end
+    local state = {left = units, at = at, resets = resets, grants = later_grants}
+    set_section(scope, REST .. left.unit, resets + left.reset, state)
   end
 
   -- resume ends the pause, and restores the published rate.

@@ -55,7 +55,7 @@ local function new_verbs(call)
     for i = 1, call.line and #r.suffixes or 0 do call.line.heads().look_again(r.suffixes[i]) end
   end
 
-  -- tell calls a function of upstream.lua for the scopes that a request names. It is `nothing` if all return false.
+  -- tell calls a function of upstream.lua for each scope that a request names. If all return false, it is `nothing`.
   local function tell(act, r, list, now)
     local status = 'nothing'
     for _, number in ipairs(r.scopes) do
@@ -86,23 +86,23 @@ local function new_verbs(call)
     call.dirty = true
   end
 
-  -- each calls act(scope, i, algorithm, st) for every window of the scopes.
-  local function each(list, act)
+  -- each_window calls act(scope, i, algorithm, st) for every window of the scopes.
+  local function each_window(list, act)
     for _, scope in ipairs(list) do
       for _, i in ipairs(scope.spec.windows) do act(scope, i, call.windows[i].algorithm, scope.states[i]) end
     end
   end
 
-  -- counted_until returns when nothing of the costs, or of the changes, is counted any more.
+  -- counted_until returns when no unit is counted any more in any window that has a cost or a change.
   local function counted_until(list, now, costs, changes)
     local time = now
-    each(list, function(_, i, algorithm, st)
+    each_window(list, function(_, i, algorithm, st)
       if costs[i] ~= 0 or changes[i] ~= 0 then time = max(time, algorithm.resets_at(st, now)) end
     end)
     return time
   end
 
-  -- costs_now returns the costs by window. Corrected costs go into the answer: the caller may know earlier costs.
+  -- costs_now returns the costs by window. Corrected ones also go into the answer: the caller may know earlier ones.
   local function costs_now(r, fate)
     local costs = {}
     for i, window in ipairs(call.windows) do costs[i] = fate.settled[window.name] or r.costs[i] end
@@ -115,24 +115,30 @@ local function new_verbs(call)
     if units > 0 and at <= now then algorithm.give_back(st, now, at, units, id) end
   end
 
+  -- correct_window adds `change` units to what window i counts. Below 0 it gives back units, first those added before.
+  local function correct_window(r, now, fate, i, algorithm, st, change)
+    local name, id, added = call.windows[i].name, lease_id(call, r.id), fate.added
+    local before = added[name] or 0
+    if change > 0 then
+      algorithm.charge(st, now, change, 0, id)
+      added[name], fate.added_at = before + change, fate.added_at or now
+      return
+    end
+    local from_added = min(-change, before)
+    if from_added > 0 then
+      refund(algorithm, st, now, fate.added_at, from_added, id)
+      added[name] = before - from_added
+    end
+    refund(algorithm, st, now, r.at, -change - from_added, id)
+  end
+
   -- correct changes what windows count for a reservation of these costs. It returns how many units came back.
   local function correct(r, list, now, fate, costs, changes)
     -- The fate is kept as long as if no unit had been given back, as the caller may not know that some were.
-    local time, given, added = counted_until(list, now, r.costs, changes), 0, fate.added
-    each(list, function(_, i, algorithm, st)
-      local change, name, id, used = changes[i], call.windows[i].name, lease_id(call, r.id), st.used
-      local of_added = added[name] or 0
-      if change > 0 then
-        algorithm.charge(st, now, change, 0, id)
-        added[name], fate.added_at = of_added + change, fate.added_at or now
-      elseif change < 0 then -- added units are given back first
-        local from_added = min(-change, of_added)
-        if from_added > 0 then
-          refund(algorithm, st, now, fate.added_at, from_added, id)
-          added[name] = of_added - from_added
-        end
-        refund(algorithm, st, now, r.at, -change - from_added, id)
-      end
+    local time, given = counted_until(list, now, r.costs, changes), 0
+    each_window(list, function(_, i, algorithm, st)
+      local used = st.used
+      if changes[i] ~= 0 then correct_window(r, now, fate, i, algorithm, st, changes[i]) end
       given = given + used - st.used
     end)
     for _, scope in ipairs(list) do
@@ -144,11 +150,12 @@ local function new_verbs(call)
   end
 
   function verbs.cancel(r, list, now)
-    if r.lost then
+    if r.lost then -- the record of the lost call tells whether it granted this request, and when: see decide.lua
       call.dirty = true -- so that a late copy of the lost call does nothing
-      local known, from = r.known or '', 8 * r.lost
-      if sub(known, from, from) ~= 'o' or unpack7(known, 1) ~= r.lost_seq then return 'nothing', now end
-      r.at = unpack7(known, from + 1)
+      local record, in_record = r.known or '', 8 * r.lost
+      local granted = sub(record, in_record, in_record) == 'o'
+      if not granted or unpack7(record, 1) ~= r.lost_seq then return 'nothing', now end
+      r.at = unpack7(record, in_record + 1)
     end
     local fate, changes = read_fate(r), {}
     if fate.cancelled then return 'nothing', now end
@@ -177,13 +184,15 @@ local function new_verbs(call)
   -- is remembered for a lease at least, unless the reservation never held one, as it cost nothing in these windows.
   function verbs.release(r, list, now)
     local fate, freed = read_fate(r), false
-    local settled = next(fate.settled) ~= nil -- at other costs before, which may not have been 0
+    local settled = next(fate.settled) ~= nil -- then the fate has costs, which are kept as long as they count
     local time = settled and counted_until(list, now, r.costs, r.costs) or now
-    each(list, function(scope, i, algorithm, st)
+    each_window(list, function(scope, i, algorithm, st)
       if not algorithm.release then return end
       scope.changed = true
-      if algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r.id)) > 0 then freed = true end
-      if freed or settled or r.costs[i] > 0 then fate.released = true end
+      local units = algorithm.release(st, now, r.at, r.costs[i], lease_id(call, r.id))
+      local may_have_held = units > 0 or r.costs[i] > 0 or settled -- settled: an earlier cost may not have been 0
+      if units > 0 then freed = true end
+      if may_have_held then fate.released = true end
       time = max(time, now + st.lease)
     end)
     if fate.released and not fate.cancelled then remember(r, fate, time) end
@@ -196,7 +205,7 @@ local function new_verbs(call)
     local status, fate, never = 'ok', read_fate(r), {}
     local ended = fate.cancelled or fate.released
     for _, i in ipairs(r.never or {}) do never[i] = true end -- windows that never counted it need not hold it
-    each(list, function(scope, i, algorithm, st)
+    each_window(list, function(scope, i, algorithm, st)
       if not algorithm.renew then return end
       scope.changed = true
       if r.costs[i] == 0 then return end

@@ -10,7 +10,7 @@
 --
 -- A call is a table:
 --   P, now, paused  as above; paused is nil without a pause that is in force
---   leases          whether some window holds its grants
+--   leases          whether some window counts by leases
 --   batch_share     Policy.BatchShare
 --   scopes          list of {attributes, of_tenant, windows}, narrow to broad
 --   windows         list of {name, unit, algorithm, label, p1 .. p4}: see the algorithm's file; label is name and kind
@@ -83,9 +83,7 @@ windows = {
   fits_at = function(list, costs, now, fits)
     local time = now
     for s = 1, #list do
-      local numbers = list[s].spec.windows
-      for j = 1, #numbers do
-        local i = numbers[j]
+      for _, i in ipairs(list[s].spec.windows) do
         local t = fits_window(list[s], i, now, costs[i], 0, 1)
         fits[i] = t > now and t or 0
         if t > time then time = t end
@@ -95,15 +93,11 @@ windows = {
   end,
 
   charge = function(call, list, costs, now, hold, id)
-    local all = call.windows
     for s = 1, #list do
       local scope = list[s]
       scope.changed = true
-      local numbers, states = scope.spec.windows, scope.states
-      for j = 1, #numbers do
-        local i = numbers[j]
-        local cost = costs[i]
-        if cost > 0 then all[i].algorithm.charge(states[i], now, cost, hold, id) end
+      for _, i in ipairs(scope.spec.windows) do
+        if costs[i] > 0 then call.windows[i].algorithm.charge(scope.states[i], now, costs[i], hold, id) end
       end
       if scope.sections then made_once(extras, call).upstream().charge(scope, costs, now) end
     end
@@ -124,14 +118,13 @@ end
 
 -- read_policy returns the call that KEYS and ARGV describe.
 local function read_policy()
-  local argv = ARGV
-  local now = argv[1] + 0
+  local now = ARGV[1] + 0
   if now == 0 then
     local t = redis.call('TIME')
     now = t[1] * 1000000 + t[2]
   end
-  local all_scopes, all, scope_of, leases, batch_share = unpack(cjson.decode(argv[4]))
-  local paused, lists = argv[5] + 0, argv[6] ~= '' and cjson.decode(argv[6]) or {}
+  local all_scopes, all, scope_of, leases, batch_share = unpack(cjson.decode(ARGV[4]))
+  local paused, lists = ARGV[5] + 0, ARGV[6] ~= '' and cjson.decode(ARGV[6]) or {}
   for i = 1, #all do
     local w = all[i]
     all[i] = {

@@ -17,15 +17,16 @@ const (
 	takenTooLate = 500 * time.Millisecond
 )
 
-// claims are the tickets of this process's calls that wait in place, in one line. A timer takes for all of them.
+// claims are the tickets of this process's calls that wait in place, in one line. A timer takes for all of them. It is
+// idle while next is zero. Otherwise it is set, or takes while timer is nil.
 type claims struct {
 	line  *Line
 	taker *script.Taker
 
 	mu      sync.Mutex
 	waiting map[string]waiter // by the claim's ID
-	next    time.Time         // when to take, during a take when to take after it; zero: no claim is in line
-	timer   *time.Timer       // takes at that time; nil during a take, which sets a new one at its end
+	next    time.Time         // when to take; during a take, when to take after it
+	timer   *time.Timer       // takes at that time; a take sets a new one at its end
 }
 
 // A waiter is one call that waits in place.
@@ -34,20 +35,12 @@ type waiter struct {
 	taken   chan TakenTicket // gets the ticket of its claim; if closed without one, the claim has to join again
 }
 
-// newState returns the state with which a line begins.
-func (n *Line) newState() *policyState {
-	runner := &n.limiter.runner
-	claims := &claims{line: n, taker: runner.NewTaker(), waiting: map[string]waiter{}}
-	return &policyState{group: runner.NewGroup(), claims: claims, taker: runner.NewTaker()}
-}
-
 // add lets a call wait for the ticket of its claim.
 func (c *claims) add(id string, r Request) (taken <-chan TakenTicket) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	w := waiter{r, make(chan TakenTicket, 1)}
-	c.waiting[id] = w
-	return w.taken
+	c.waiting[id] = waiter{r, make(chan TakenTicket, 1)}
+	return c.waiting[id].taken
 }
 
 // remove ends a call's wait. A ticket that the call has not read is given back.
@@ -55,7 +48,7 @@ func (c *claims) remove(id string, taken <-chan TakenTicket) {
 	c.mu.Lock()
 	c.end(id)
 	c.mu.Unlock()
-	if t, ok := <-taken; ok {
+	if t, isUnread := <-taken; isUnread { // the channel is closed: this does not block
 		go c.refund(t)
 	}
 }

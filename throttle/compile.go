@@ -25,9 +25,9 @@ type compiledPolicy struct {
 
 	*policyState
 
-	removed   atomic.Bool  // it is in force no more
-	empty     atomic.Int32 // after it was removed: how many counts in a row found no ticket in its line
-	refreshAt atomic.Int64 // when to refresh the tickets in line (ns since 1970), or refreshNew or refreshUnderWay
+	removed     atomic.Bool  // it is in force no more
+	emptyCounts atomic.Int32 // after it was removed: how many counts in a row found no ticket in its line
+	refreshAt   atomic.Int64 // when to refresh the tickets in line (ns since 1970), or refreshNew or refreshUnderWay
 }
 
 // A policyState belongs to a line. Each compiled policy of the line takes it over from its predecessor.
@@ -41,9 +41,8 @@ type policyState struct {
 
 // compile prepares a policy, which is valid and has its defaults, for the line of one shard. The caller adds its state.
 func compile(runner *script.Runner, p Policy, line string, paused func() int64) *compiledPolicy {
-	cp := &compiledPolicy{Policy: p, line: line, settings: p}
+	cp := &compiledPolicy{Policy: p, line: line, settings: p, flowBy: []string{TenantAttribute}}
 	cp.settings.Match, cp.settings.Tenants, cp.settings.Windows = nil, nil, nil
-	cp.flowBy = []string{TenantAttribute}
 	for _, w := range p.Windows {
 		cp.scopes = append(cp.scopes, append([]string{}, w.Per...))
 		cp.flowBy = append(cp.flowBy, w.Per...)
@@ -57,24 +56,22 @@ func compile(runner *script.Runner, p Policy, line string, paused func() int64) 
 	cp.flowBy = sortedSet(cp.flowBy)
 
 	sp := &script.Policy{BatchShare: p.BatchShare, Line: line, Paused: paused}
-	var all []int
+	var everyScope []int
 	for i, attributes := range cp.scopes {
 		ofTenant := slices.Contains(attributes, TenantAttribute)
 		sp.Scopes = append(sp.Scopes, script.Scope{Attributes: strings.Join(attributes, ","), OfTenant: ofTenant})
-		all = append(all, i+1)
+		everyScope = append(everyScope, i+1)
 		if shared := !ofTenant; shared == p.UpstreamShared {
 			cp.upstream = append(cp.upstream, i+1)
 		}
 	}
-	if cp.upstream == nil {
-		cp.upstream = all
+	if cp.upstream == nil { // UpstreamShared selects no scope
+		cp.upstream = everyScope
 	}
 	cp.flowMark = script.FlowMark(sp.Scopes)
 	for i, w := range p.Windows {
-		if p.Observe && w.Algorithm.side().ForgetsExcess {
-			// Without Observe, units above the limit would wait and count later. Windows that forget them cannot show it.
-			// As GCRA windows they work as virtual queues, which drain at the rate of the limit.
-			w.Algorithm, w.Burst = AlgorithmGCRA, w.Limit
+		if p.Observe {
+			w = w.underObserve()
 		}
 		a := w.Algorithm.side()
 		scope := slices.IndexFunc(cp.scopes, func(s []string) bool { return slices.Equal(s, w.Per) })
@@ -90,6 +87,16 @@ func compile(runner *script.Runner, p Policy, line string, paused func() int64) 
 	sp.Algorithms = sortedSet(sp.Algorithms)
 	cp.script = runner.Prepare(sp)
 	return cp
+}
+
+// underObserve returns a window as a policy that observes counts it. Without Observe, units above the limit would wait,
+// and count later. A window that forgets them cannot show for how long. So it counts as a GCRA window: that works as a
+// virtual queue, which drains at the rate of the limit.
+func (w Window) underObserve() Window {
+	if w.Algorithm.side().ForgetsExcess {
+		w.Algorithm, w.Burst = AlgorithmGCRA, w.Limit
+	}
+	return w
 }
 
 func sortedSet(texts []string) []string {

@@ -52,19 +52,20 @@ func (r Reservation) keepRenewing(ctx context.Context, h *hold, lease time.Durat
 		}
 		asked := time.Now()
 		renewal, cancel := context.WithTimeout(ctx, lease/3)
-		held, err := r.Renew(renewal)
+		renewed, err := r.Renew(renewal)
 		cancel()
 		cancelling := h.cancels.Load() > 0 // read before holds: a Cancel deletes the hold first, and then lowers cancels
 		_, stands := r.limiter.holds.Load(r.ID)
+		isRefused := err == nil && !renewed && stands && !cancelling // the lease is lost: see Renew
 		switch {
-		case err == nil && held:
+		case renewed:
 			lease = cmp.Or(r.Lease(), lease) // the policy's lease may be another by now
 			expiry.Reset(lease - lease/10 - time.Since(asked))
 			delay = lease / 3
-		case err == nil && stands && !cancelling: // refused
+		case isRefused:
 			h.cancel(ErrLeaseLost)
 			return
-		default: // it failed; or a Release, or a Cancel, which may fail, has ended the lease
+		default: // it failed; or a Release has ended the lease, or a Cancel, which may still fail
 			delay = lease / 20
 		}
 	}

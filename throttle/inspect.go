@@ -13,21 +13,18 @@ import (
 // An Expectation describes when the tickets of one flow are expected to start, and by which windows they are counted.
 // Package inspect makes its views of Expectations. Each is filled in once. What Policy, Settings and Windows point to
 // is the limiter's: do not change it.
+//
+// It is about a flow that waits (by its Flow, Cost and Waiting), or about the flow of a Request with a Policy. Without
+// both it is about what all tenants share.
 type Expectation struct {
-	// Flow is the name of the flow in its line, as in a TakenTicket. By default it is the flow of the Request.
-	Flow string
+	Flow    string  // its name in its line, as in a TakenTicket; Expect fills it in for a Request
+	Cost    string  // of a ticket of the Flow, as in a TakenTicket, or the sum of all Waiting ones
+	Waiting int64   // how many tickets the Cost is for
+	Request Request // Expect fills it in for a Flow, as far as that has it
+	Ticket  string  // the name of a ticket in the line; by default the last one of the flow
+	Ask     bool    // whether to ask Redis; without it all windows count as empty
 
-	// Cost is that of a ticket of the Flow, as in a TakenTicket, or the sum of all Waiting ones.
-	Cost    string
-	Waiting int64
-
-	Ticket string // the name of a ticket in the line; by default the last one of the flow
-
-	// Request is that of the Flow, as far as it is known there. Without a Flow or Request.Policy, the expectation is about
-	// what all tenants share.
-	Request Request
-
-	Ask bool // whether to ask Redis; without it all windows count as empty
+	// Expect fills in the rest.
 
 	Decision Decision // AlreadyQueued: it waits
 	Err      error    // a *RequestError: Decision is zero; if the flow is not known, Settings, Windows and Pauses are, too
@@ -78,16 +75,15 @@ func (n *Line) Expect(ctx context.Context, expectations ...*Expectation) error {
 
 // prepare completes an expectation by what is known without Redis.
 func (n *Line) prepare(ctx context.Context, cp *compiledPolicy, e *Expectation) (o *operation, err error) {
-	ofFlow, known := e.Flow != "", true
+	ofFlow, isKnown := e.Flow != "", false
 	if ofFlow {
-		e.Request, known = cp.requestOf(e.Flow, e.Cost, e.Waiting)
+		if e.Request, isKnown = cp.requestOf(e.Flow, e.Cost, e.Waiting); !isKnown {
+			return nil, e.Request.bad("flow", e.Flow, "joined by other scopes than the policy has now")
+		}
 	}
-	if !known {
-		return nil, e.Request.bad("flow", e.Flow, "joined by other scopes than the policy has now")
-	}
-	e.Request.Ticket.ID = ""
+	e.Request.Ticket.ID = "" // of Request.Ticket only the queue counts
 	asked := e.Request
-	asked.Ticket = Ticket{} // a request with a queue needs a ticket
+	asked.Ticket = Ticket{} // with a queue it would need an ID
 	switch {
 	case ofFlow:
 		maps.DeleteFunc(e.Request.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
@@ -100,7 +96,7 @@ func (n *Line) prepare(ctx context.Context, cp *compiledPolicy, e *Expectation) 
 			e.Flow = cp.flow(script.Escape(e.Request.Ticket.Queue), asked)
 		}
 	default: // it is about what all tenants share
-		o, err = cp.newPartialOperation(Request{}, n.limiter.interventions.Load().applyTo(cp, "", Tenant{}))
+		o, err = cp.newOperation(Request{}, n.limiter.interventions.Load().applyTo(cp, "", Tenant{}), orPartial)
 	}
 	if o != nil {
 		e.Settings, e.Windows, e.Settings.Weight = o.tenant.Tenant, o.windows, float64(o.weight())/1000

@@ -79,8 +79,9 @@ func (l *Limiter) SetInterventions(i Interventions) {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	changed := maps.Clone(now.inForce) // with the targets of earlier interventions, too
-	maps.Copy(changed, l.interventions.Swap(now).inForce)
+	before := l.interventions.Swap(now)
+	changed := maps.Clone(now.inForce) // only its keys count: the targets that have an intervention, or had one
+	maps.Copy(changed, before.inForce)
 	for cp := range l.policies.Load().live {
 		tenants := map[string]bool{} // tickets in line carry settings of their tenants
 		for t := range changed {

@@ -79,7 +79,7 @@ func (n *Line) ask(
 	if err != nil {
 		return nil, err
 	}
-	cp.empty.Store(0)
+	cp.emptyCounts.Store(0)
 	decisions := make([]LineDecision, len(requests))
 	operations := make([]*operation, 0, len(requests))
 	asks := make([]script.Request, 0, len(requests))

@@ -45,7 +45,7 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 	if err != nil && !silent(ctx) { // a silent limiter grants by FailOpen
 		return nil, err
 	}
-	o, err := cp.newOperation(r, t)
+	o, err := cp.newOperation(r, t, allValues)
 	if err != nil {
 		return nil, err
 	}
@@ -85,18 +85,11 @@ func (l *Limiter) configuredTenant(ctx context.Context, cp *compiledPolicy, name
 	return t, errors.Join(cp.checkTenant(name, t)...)
 }
 
-// newOperation prepares a request, which must have a value of each attribute of the scopes. Errors are *RequestError.
-func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant) (*operation, error) {
-	return cp.operationOf(r, t, false)
-}
+const allValues, orPartial = false, true // whether a request of newOperation may lack values of the scopes' attributes
 
-// newPartialOperation prepares a request that may lack values of scopes: about what all tenants share, or about a grant
-// that the policy made when it had other scopes. It asks for no grant, so Policy.Observe does not apply.
-func (cp *compiledPolicy) newPartialOperation(r Request, t effectiveTenant) (*operation, error) {
-	return cp.operationOf(r, t, true)
-}
-
-func (cp *compiledPolicy) operationOf(r Request, t effectiveTenant, partial bool) (*operation, error) {
+// newOperation prepares a request. A partial one is about what all tenants share, or about a grant that the policy made
+// when it had other scopes. It asks for no grant, so Policy.Observe does not apply. Errors are *RequestError.
+func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant, partial bool) (*operation, error) {
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.counting}
 	o.unlimited = t.Exempt || cp.Observe && !partial
 	if len(t.Windows) > 0 {
@@ -302,9 +295,9 @@ func (cp *compiledPolicy) decide(ctx context.Context, asks ...script.Request) ([
 	return answers, classify(ctx, cp.Name, err)
 }
 
-// decided returns the decision in an answer, or its refusal as an error.
+// decided returns the decision in an answer; for a refused request also a *DeniedError, for an unknown status ErrReply.
 func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d Decision, err error) {
-	d, reserves := o.decision(a), ask.Op == o.verb // else it is a peek or a join
+	d = o.decision(a)
 	switch a.Status {
 	case script.BacklogFull:
 		cause := fmt.Errorf("%d wait already", o.request.Backlog)
@@ -316,14 +309,16 @@ func (l *Limiter) decided(o *operation, ask script.Request, a script.Answer) (d 
 	case script.TooLate:
 		err = tooLate(o.request, d)
 	default:
-		if denied := a.Status == script.Denied && d.RetryIn > 0; !d.Granted && !d.Queued && !denied {
+		isDenied := a.Status == script.Denied && d.RetryIn > 0
+		if !d.Granted && !d.Queued && !isDenied {
 			return Decision{}, fmt.Errorf("%w: policy %q: status %q: must be granted, denied or in line", ErrReply, o.Name, a.Status)
 		}
 	}
-	if d.Granted && reserves {
+	reserves := ask.Op == o.verb // otherwise it peeks or joins
+	if reserves && d.Granted {
 		d.Reservation = Reservation{Request: o.request, At: d.At, ID: ask.ID, grantor: o.compiledPolicy, limiter: l}
 	}
-	if replaced := ask.Replaces != "" && d.Granted; reserves && !replaced { // observers know of the grant that it replaces
+	if hasReplaced := d.Granted && ask.Replaces != ""; reserves && !hasReplaced { // observers know of the replaced grant
 		tell(l, d)
 	}
 	return d, err
@@ -462,32 +457,15 @@ func (o *operation) states(a script.Answer, granted bool) []WindowState {
 	return states
 }
 
-// requestOf returns the request of a ticket, as far as its flow and costs contain it. What several tickets cost together,
-// such as "tokens=30/5/20" (the sum, the least, the most: internal/script/lua/line_units.lua), becomes an average. It is
-// false if the ticket joined by other scopes, or its costs are malformed.
-func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (Request, bool) {
-	r := Request{Policy: cp.Name, Cost: map[string]int64{Requests: 0}} // Requests would be 1 by default
+// requestOf returns the request of a ticket, as far as its flow and costs contain it; or of several, with their average
+// costs. It is false if the ticket joined by other scopes, or its costs are malformed.
+func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (r Request, ok bool) {
 	queue, batch, mark, values := script.ParseFlow(flow)
-	r.Ticket.Queue = queue
+	r = Request{Policy: cp.Name, Ticket: Ticket{Queue: queue}}
 	if batch {
 		r.Class = ClassBatch
 	}
-	for part := range strings.SplitSeq(costs, ",") {
-		unit, n, ok := strings.Cut(part, "=")
-		if !ok {
-			continue
-		}
-		n, _, summed := strings.Cut(n, "/")
-		cost, err := strconv.ParseInt(n, 10, 64)
-		if err != nil {
-			return r, false
-		}
-		if summed {
-			cost = (cost + tickets/2) / max(1, tickets)
-		}
-		r.Cost[unit] = cost
-	}
-	if len(values) != len(cp.flowBy) {
+	if r.Cost, ok = averageCosts(costs, tickets); !ok || len(values) != len(cp.flowBy) {
 		return r, false
 	}
 	for i, a := range cp.flowBy {
@@ -501,6 +479,28 @@ func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (Request,
 		r.Attributes[a] = values[i]
 	}
 	return r, mark == cp.flowMark
+}
+
+// averageCosts parses what a ticket costs, such as "tokens=10", or the average of what several cost together, such as
+// "tokens=30/5/20": the sum, the least and the most (internal/script/lua/line_units.lua).
+func averageCosts(text string, tickets int64) (costs map[string]int64, ok bool) {
+	costs = map[string]int64{Requests: 0} // by default a request costs 1 of them
+	for part := range strings.SplitSeq(text, ",") {
+		unit, number, isCost := strings.Cut(part, "=")
+		if !isCost { // the text is empty, or "-"
+			continue
+		}
+		number, _, isSum := strings.Cut(number, "/")
+		cost, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			return costs, false
+		}
+		if isSum {
+			cost = (cost + tickets/2) / max(1, tickets) // rounded
+		}
+		costs[unit] = cost
+	}
+	return costs, true
 }
 
 // micros converts microseconds. It never returns a negative duration, and does not overflow.

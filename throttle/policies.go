@@ -40,7 +40,7 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 			set.policies, names, globs = append(set.policies, p), append(names, p.Name), append(globs, p.Match)
 		}
 		for shard := range p.Shards {
-			l.add(set, p, p.lineOfShard(shard), isRemoved)
+			l.addShard(set, p, p.lineOfShard(shard), isRemoved)
 		}
 	}
 	if overlaps := glob.Overlaps(globs); len(overlaps) > 0 {
@@ -50,9 +50,9 @@ func (l *Limiter) SetPolicies(policies []Policy, removed ...Policy) error {
 		return &PolicyError{Policy: names[second], Field: "match", Value: globs[second][overlaps[0].SecondGlob], Hint: hint}
 	}
 	old := cmp.Or(l.policies.Load(), &policySet{})
-	for _, cp := range old.lines {
-		l.add(set, cp.Policy, cp.line, true) // if no policy has the line now: it is served until it is empty
-		set.byLine[cp.line].policyState = cp.policyState
+	for _, before := range old.lines {
+		l.addShard(set, before.Policy, before.line, true) // if the set has no policy for the line: it is served until it is empty
+		set.byLine[before.line].policyState = before.policyState
 	}
 	if l.policies.Swap(set) != nil && !reflect.DeepEqual(old.policies, set.policies) {
 		l.config.Logger.Info("throttle: the policies were replaced", "policies", names)
@@ -68,14 +68,15 @@ type policySet struct {
 	byName   map[string][]*compiledPolicy // in the order of lines
 }
 
-// add adds one shard of a policy, unless the set has its line.
-func (l *Limiter) add(set *policySet, p Policy, line string, removed bool) {
+// addShard adds one shard of a policy to a set, unless that has a policy for the line already.
+func (l *Limiter) addShard(set *policySet, p Policy, line string, removed bool) {
 	if set.byLine[line] != nil {
 		return
 	}
 	paused := func() int64 { return l.interventions.Load().pause(target{policy: p.Name}).ends() }
 	cp := compile(&l.runner, p, line, paused)
-	cp.policyState = l.Line(line).newState()
+	claims := &claims{line: l.Line(line), taker: l.runner.NewTaker(), waiting: map[string]waiter{}}
+	cp.policyState = &policyState{group: l.runner.NewGroup(), claims: claims, taker: l.runner.NewTaker()}
 	set.byLine[line], set.lines = cp, append(set.lines, cp)
 	set.byName[p.Name] = append(set.byName[p.Name], cp)
 	if removed {
@@ -88,14 +89,15 @@ func (l *Limiter) add(set *policySet, p Policy, line string, removed bool) {
 func (l *Limiter) watch(cp *compiledPolicy) {
 	cp.removed.Store(true)
 	time.AfterFunc(5*followWithin, func() {
-		if now, _ := l.policyOfLine(cp.line, orRemoved); now == cp { // else policies were set
-			if waiting, err := l.runner.CountTickets(context.Background(), cp.line); waiting > 0 || err != nil {
-				cp.empty.Store(0)
-			} else {
-				cp.empty.Add(1)
-			}
-			l.watch(cp)
+		if now, _ := l.policyOfLine(cp.line, orRemoved); now != cp { // policies were set since. If the line is removed all the same, it has a new watch
+			return
 		}
+		if waiting, err := l.runner.CountTickets(context.Background(), cp.line); waiting > 0 || err != nil {
+			cp.emptyCounts.Store(0)
+		} else {
+			cp.emptyCounts.Add(1)
+		}
+		l.watch(cp)
 	})
 }
 
@@ -129,7 +131,7 @@ func (l *Limiter) Lookup(policyOrLine string) (Policy, bool) {
 // live yields the shards of policies in force, and then of removed ones until watch has found their line empty twice.
 func (set *policySet) live(yield func(*compiledPolicy) bool) {
 	for _, cp := range set.lines {
-		if cp.empty.Load() < 2 && !yield(cp) {
+		if cp.emptyCounts.Load() < 2 && !yield(cp) {
 			return
 		}
 	}

@@ -49,12 +49,12 @@ func (l *Limiter) refresh(ctx context.Context, cp *compiledPolicy, tenants map[s
 		}
 		var asks []script.Request
 		for _, flow := range flows {
-			r, ok := cp.requestOf(flow, "", 1)
-			if meant := tenants == nil || tenants[r.Tenant]; !ok || !meant {
-				continue // if not ok, it joined by other scopes than the policy has now
+			r, hasSameScopes := cp.requestOf(flow, "", 1) // as the policy has now
+			if isMeant := tenants == nil || tenants[r.Tenant]; !hasSameScopes || !isMeant {
+				continue
 			}
 			t, err := l.tenant(ctx, cp, r.Tenant)
-			o, invalid := cp.newOperation(r, t)
+			o, invalid := cp.newOperation(r, t, allValues)
 			if err != nil || invalid != nil {
 				continue // the next refresh asks again
 			}

@@ -75,10 +75,11 @@ func (r Reservation) Settle(ctx context.Context, actual map[string]int64) (Reser
 	}
 	costs, never := make([]int64, len(o.windows)), o.neverCounted(r)
 	for i, w := range o.windows {
-		cost, named := actual[w.Unit]
-		noRefund := slices.Contains(never, i+1) && cost <= r.CostOf(w.Unit)
-		if costs[i] = cost; !named || noRefund || w.Algorithm.Leases() {
-			costs[i] = costStays
+		cost, isNamed := actual[w.Unit]
+		hasCounted, isHigher := !slices.Contains(never, i+1), cost > r.CostOf(w.Unit)
+		costs[i] = costStays
+		if isNamed && !w.Algorithm.Leases() && (hasCounted || isHigher) { // a window that has not counted it has nothing to refund
+			costs[i] = cost
 		}
 	}
 	if slices.Max(costs) == costStays {
@@ -221,9 +222,9 @@ func (r Reservation) operation(ctx context.Context) (*operation, error) {
 		return nil, err
 	}
 	tenant, _ := r.limiter.tenant(ctx, cp, r.Tenant)
-	o, err := cp.newOperation(r.Request, tenant)
+	o, err := cp.newOperation(r.Request, tenant, allValues)
 	if err != nil { // the policy has other scopes by now, which have not counted the reservation
-		return cp.newPartialOperation(r.Request, tenant)
+		return cp.newOperation(r.Request, tenant, orPartial)
 	}
 	return o, err
 }

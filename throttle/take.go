@@ -61,9 +61,8 @@ func (n *Line) Take(ctx context.Context, o TakeOptions) (Taken, error) {
 	if len(o.Queues) == 0 {
 		return Taken{At: time.Now(), Next: -1}, nil
 	}
-	taken, err := n.take(ctx, nil, script.TakeRequest{
-		Queues: o.Queues, Strict: o.Strict, Max: max(0, min(o.Max, MaxTake)),
-	})
+	most := max(0, min(o.Max, MaxTake))
+	taken, err := n.take(ctx, nil, script.TakeRequest{Queues: o.Queues, Strict: o.Strict, Max: most})
 	if err != nil {
 		return taken, err
 	}
@@ -91,7 +90,7 @@ func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeReque
 	cp.serves.Store(true)
 	reply, err := cmp.Or(taker, cp.taker).Take(ctx, cp.script, q)
 	if err != nil {
-		cp.empty.Store(0) // the next take may get the tickets of this one
+		cp.emptyCounts.Store(0) // the next take may get the tickets of this one
 		return Taken{}, classify(ctx, cp.Name, err)
 	}
 	taken := Taken{At: time.UnixMicro(reply.At), Next: micros(reply.NextAt - reply.At)}
@@ -100,7 +99,7 @@ func (n *Line) take(ctx context.Context, taker *script.Taker, q script.TakeReque
 	}
 	l.maintain(ctx, cp, taken.Next)
 	for _, t := range reply.Tickets {
-		cp.empty.Store(0) // the ticket's work looks this policy up
+		cp.emptyCounts.Store(0) // the ticket's work looks this policy up
 		// A lookup for each ticket is not worth its cost: without it Windows have the policy's limits.
 		tenant := effectiveTenant{Tenant: cp.Tenants[t.Tenant]}
 		if q.Claims != "" || cp.Shards > 1 {
@@ -131,7 +130,7 @@ func (cp *compiledPolicy) taken(t script.TakenTicket, tenant effectiveTenant) Ta
 	ticket.Decision.Reservation = Reservation{
 		Request: r, At: ticket.Decision.At, ID: t.Granted, grantor: cp, limiter: cp.claims.line.limiter,
 	}
-	o, err := cp.newOperation(r, tenant)
+	o, err := cp.newOperation(r, tenant, allValues)
 	if err != nil {
 		return ticket // it joined, or was taken, while the policy had other windows
 	}
@@ -165,12 +164,12 @@ func (n *Line) Refund(ctx context.Context, tickets []TakenTicket) error {
 }
 
 func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) error {
-	asks, given := map[*compiledPolicy][]script.Request{}, map[*compiledPolicy][]TakenTicket{}
+	asksOf, given := map[*compiledPolicy][]script.Request{}, map[*compiledPolicy][]TakenTicket{} // in the same order
 	for _, t := range tickets {
 		r := t.Decision.Reservation
 		o, err := r.operation(ctx)
-		if o != nil && op == script.PutBack && o.flowMark != r.grantor.flowMark {
-			o, err = r.grantor.newOperation(r.Request, o.tenant) // the name of the flow has the scopes of the policy as it was
+		if scopesChanged := o != nil && o.flowMark != r.grantor.flowMark; scopesChanged && op == script.PutBack {
+			o, err = r.grantor.newOperation(r.Request, o.tenant, allValues) // the ticket's flow is named by the scopes as they were
 		}
 		if o == nil || err != nil {
 			continue // it has no units to give back; or it has other scopes: its units expire
@@ -179,15 +178,16 @@ func (n *Line) giveBack(ctx context.Context, tickets []TakenTicket, op string) e
 		ask.ID, ask.At, ask.Never = r.ID, r.At.UnixMicro(), o.neverCounted(r)
 		ask.LinePart.Flow, ask.Cost = cmp.Or(t.Flow, ask.LinePart.Flow), cmp.Or(t.Cost, ask.Cost)
 		ask.LinePart.Rank, ask.LinePart.Since = t.Rank, t.Since.UnixMicro()
-		asks[o.compiledPolicy] = append(asks[o.compiledPolicy], ask)
+		asksOf[o.compiledPolicy] = append(asksOf[o.compiledPolicy], ask)
 		given[o.compiledPolicy] = append(given[o.compiledPolicy], t)
 	}
-	for cp, asks := range asks {
-		cp.empty.Store(0)
+	for cp, asks := range asksOf {
+		cp.emptyCounts.Store(0)
 		answers, err := cp.decide(ctx, asks...)
 		for i, a := range answers {
-			if r := given[cp][i].Decision.Reservation; a.Status == script.Done && !given[cp][i].untold {
-				tell(n.limiter, Correction{Cancelled: true, Reservation: r, Requests: -r.Request.CostOf(Requests)})
+			if t := given[cp][i]; a.Status == script.Done && !t.untold {
+				r := t.Decision.Reservation
+				tell(n.limiter, Correction{Cancelled: true, Reservation: r, Requests: -r.CostOf(Requests)})
 			}
 		}
 		if err != nil {
@@ -223,12 +223,12 @@ func (n *Line) ReserveAgain(ctx context.Context, t TakenTicket, r Request) (Deci
 	if replaces { // the same call gives it back
 		ask.At, ask.Replaces = max(0, granted.At.UnixMicro()), granted.ID
 	}
-	cp.empty.Store(0)
+	cp.emptyCounts.Store(0)
 	d, err := l.send(ctx, o, ask)
-	switch answered := d.Policy != ""; {
+	switch isDenied := !d.Granted && d.Policy != ""; { // after another error it is unknown what Redis did
 	case d.Granted:
 		d.Binds = t.Decision.Binds
-	case replaces && answered: // it was given back
+	case replaces && isDenied: // the earlier grant was given back all the same
 		tell(l, Correction{Cancelled: true, Reservation: granted, Requests: -granted.CostOf(Requests)})
 	}
 	return d, err

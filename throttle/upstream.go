@@ -109,7 +109,7 @@ func (r Reservation) report(ctx context.Context, ask script.Request) (*operation
 		return nil, script.Answer{}, err
 	}
 	tenant, _ := r.limiter.tenant(ctx, cp, r.Tenant)
-	o, err := cp.newOperation(r.Request, tenant)
+	o, err := cp.newOperation(r.Request, tenant, allValues)
 	if err != nil {
 		return nil, script.Answer{}, err
 	}

@@ -52,11 +52,11 @@ func (l *Limiter) holdsFrom(policy string, caller *Caller) (found bool) {
 // waitInLine waits by a claim. What is not granted in time is denied.
 func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 	began, inTime := time.Now(), ctx
-	end, bound := ctx.Deadline()
-	if inJob := ctx.Value(callerKey{}) != nil; inJob && bound { // when ctx ends, the job's server fails the job
-		left := time.Until(end)
-		left -= min(left/4, 500*time.Millisecond) // of 10 s it waits 9.5, of 1 s 0.75
-		r.MaxWait = max(1, min(cmp.Or(r.MaxWait, left), left))
+	end, mayEnd := ctx.Deadline()
+	if inJob := ctx.Value(callerKey{}) != nil; inJob && mayEnd { // once ctx has ended, the job's server fails the job
+		most := time.Until(end)
+		most -= min(most/4, 500*time.Millisecond) // of 10 s it waits 9.5, of 1 s 0.75
+		r.MaxWait = max(1, min(cmp.Or(r.MaxWait, most), most))
 	}
 	if r.MaxWait > 0 {
 		var stop context.CancelFunc
@@ -64,7 +64,7 @@ func (l *Limiter) waitInLine(ctx context.Context, r Request) (Decision, error) {
 		defer stop()
 	}
 	r.Deadline, _ = inTime.Deadline()
-	r.MaxWait = 0 // the Deadline is not later
+	r.MaxWait = 0 // the Deadline bounds the wait already
 	id := script.NewID()
 	for joins := 1; ; joins++ {
 		o, err := l.checked(ctx, r)

@@ -184,8 +184,8 @@ type tickets struct {
 	*throttle.Expectation
 	Finish         // of a demand
 	demand bool    // they are of a demand
-	joined int64   // how many of a demand stand in line
-	left   int64   // that have not started
+	joined int64   // how many of a demand stand in line already: left counts them, too
+	left   int64   // how many have not started
 	hold   int64   // us for which each holds what it takes; 0 if unknown: then each ends when it starts
 	rank   int64   // of the first one
 	costs  []int64 // of each, by simFlow.windows
@@ -255,7 +255,7 @@ func (s *Snapshot) add(ctx context.Context, b *backlog, flows []State) error {
 	}
 	joined := map[string]int64{}
 	for _, t := range b.tickets {
-		joined[t.Flow] += t.joined // which do not count twice
+		joined[t.Flow] += t.joined // tickets of the flow that the demand counts already
 	}
 	var all []*tickets
 	for _, f := range expectations[1:] {
@@ -268,8 +268,8 @@ func (s *Snapshot) add(ctx context.Context, b *backlog, flows []State) error {
 	rank, last := int64(0), map[string]*tickets{} // by flow
 	for _, t := range all {
 		refused := new(throttle.RequestError)
-		switch isError := errors.As(t.Err, &refused); {
-		case !isError:
+		switch isRefused := errors.As(t.Err, &refused); {
+		case !isRefused:
 			t.rank, rank = rank, rank+t.left
 		case !t.demand: // it never fits, or joined by other scopes
 			continue
@@ -277,7 +277,9 @@ func (s *Snapshot) add(ctx context.Context, b *backlog, flows []State) error {
 			return refused
 		}
 		t.Count, t.NeverFits = int(t.left), refused.Window
-		if l := last[t.Flow]; l != nil && l.Expectation == t.Expectation && l.Tenant == t.Tenant && l.hold == t.hold {
+		l := last[t.Flow]
+		continuesLast := l != nil && l.Expectation == t.Expectation && l.Tenant == t.Tenant && l.hold == t.hold
+		if continuesLast {
 			l.Count, l.left = l.Count+t.Count, l.left+t.left
 			continue
 		}

@@ -136,8 +136,8 @@ type simFlow struct {
 	windows []*window // that its tickets count in, with the slots of its side
 
 	tickets []*tickets
-	key     float64          // by which lists of flows are sorted: until when it waits, or on its side its tag
-	waited  map[string]int64 // us, by cause; on its side, less what simLine.waited was when it came there: see wait, startOne
+	key     float64          // by which its list is sorted: in simLine.waiting until when it waits, on its side its tag
+	waited  map[string]int64 // us, by cause. Joining a side subtracts that side's simLine.waited, and leaving adds it as it is then
 }
 
 // flow returns the flow of an expectation.
@@ -255,17 +255,17 @@ func (l *simLine) startOne(t int64) int64 {
 	}
 	l.binds = ""
 	f := first.flows[0]
-	fits, _ := f.fits(t, ownLevel) // others may have taken room of a window that they share, or moved the tenant's tag
-	ready := fits <= t && *f.tag <= f.key
-	if at, name := f.fits(t, sharedLevel); ready && at > t {
+	ownFits, _ := f.fits(t, ownLevel)
+	staysFirst := ownFits <= t && *f.tag <= f.key // else others took room of its windows, or moved the tag of its tenant
+	if sharedFits, name := f.fits(t, sharedLevel); staysFirst && sharedFits > t {
 		l.binds = name
-		return min(next, at)
+		return min(next, sharedFits)
 	}
 	first.flows = first.flows[1:]
 	for name, us := range l.waited {
 		f.waited[name] += us
 	}
-	if ready {
+	if staysFirst {
 		f.start(t)
 	}
 	if len(f.tickets) > 0 {

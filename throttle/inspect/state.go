@@ -270,11 +270,11 @@ func (d *StarvationDetector) Note(s PolicyState) (starving []State) {
 	for _, t := range s.Tenants {
 		full := func(w throttle.WindowState) bool { return w.Remaining < max(1, t.Cost[w.Unit]) }
 		key := [2]string{s.Policy, t.flow}
-		first := d.all[key]
-		if !first.Oldest.Equal(t.Oldest) || first.tag != t.tag { // retries go first: the oldest may stay
-			first, d.all[key] = t, t
+		since := d.all[key]
+		if !since.Oldest.Equal(t.Oldest) || since.tag != t.tag { // the tag too: retries go first, and the oldest may stay
+			since, d.all[key] = t, t
 		}
-		stood := t.At.Sub(first.At)
+		stood := t.At.Sub(since.At)
 		waits, delayed := !t.Oldest.IsZero(), t.Pause != nil || slices.ContainsFunc(t.Windows, full)
 		if due := s.PerSecond * stood.Seconds() * t.Share; waits && !delayed && stood >= starvesAfter && due > starvesDue {
 			starving = append(starving, t)

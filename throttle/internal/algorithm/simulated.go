@@ -56,7 +56,7 @@ type simulatedLog struct {
 // An entry is n units that count until a time.
 type entry struct{ until, n int64 }
 
-// mergedAbove is ENTRIES of sliding.lua: windows with a higher limit merge grants above ENTRIES/2 entries.
+// mergedAbove is EXACT of sliding.lua: windows with a higher limit merge grants above EXACT/2 entries.
 const mergedAbove = 192
 
 func (s *simulatedLog) Fits(t, cost int64) int64 {
@@ -85,9 +85,11 @@ func (s *simulatedLog) Take(t, cost, hold int64) {
 	for i > 0 && s.log[i-1].until > until {
 		i--
 	}
-	merges := s.period > 0 && s.limit > mergedAbove && i > mergedAbove/2 &&
-		s.log[i-1].until-s.period >= t-t%(2*s.period/mergedAbove)
-	if i > 0 && (merges || s.log[i-1].until == until) {
+	joinsLast := i > 0 && s.log[i-1].until == until
+	if isLong := s.period > 0 && s.limit > mergedAbove && i > mergedAbove/2; isLong {
+		joinsLast = joinsLast || s.log[i-1].until-s.period >= t-t%(2*s.period/mergedAbove) // in one tick, as in sliding.lua
+	}
+	if joinsLast {
 		s.log[i-1].until = until
 		s.log[i-1].n += cost
 		return

@@ -29,7 +29,7 @@ type Runner struct {
 
 	Edit func(text string) string // for tests: if not nil, it changes the text of every script
 
-	// Called, if not nil, is called after each call of the script "decide" or "take". n counts requests, or tickets.
+	// Called is called after each call of the script "decide" or "take". n counts requests, or tickets.
 	Called func(ctx context.Context, line, script string, n int, took time.Duration, err error)
 
 	made sync.Map // *redis.Script, by name and algorithms
@@ -43,13 +43,6 @@ var Classify func(ctx context.Context, policy string, err error) error
 func NewID() string { return fmt.Sprintf("%016x", rand.Uint64()) }
 
 // call makes one call of the named script for a process, and reads the reply. A repeated call has the same number.
-//
-// While a slot of a Cluster is migrated, its old node has some of the keys and its new node the others. A script that
-// derives keys would fail halfway on the old node, and find empty windows on the new one. A second key that never
-// exists makes both refuse the whole call (TRYAGAIN), and the client repeats it.
-//
-// A client asks once a minute which nodes a Cluster has. If a node does not answer, another one may serve its slots
-// by now, so call makes it ask at once.
 func (r *Runner) call(
 	ctx context.Context, p *Policy, name, process string, seq int64, args []any, read func(reply []any) (n int, err error),
 ) error {
@@ -60,21 +53,25 @@ func (r *Runner) call(
 	keys := []string{Prefix(r.Prefix, p.Line) + "q"}
 	cluster, isCluster := r.Client.(interface{ ReloadState(ctx context.Context) })
 	if isCluster {
+		// While a slot is migrated, its old node has some of the keys and its new node the others. A script that derives
+		// keys would fail halfway on the old node, and find empty windows on the new one. A second key that never exists
+		// makes both refuse the whole call (TRYAGAIN), and the client repeats it.
 		keys = append(keys, Prefix(r.Prefix, p.Line)+"none")
 	}
 	args = slices.Concat([]any{now, process, seq, p.text, p.Paused(), p.listsText(now)}, args)
 	reply, err := p.scripts[name].Run(ctx, r.Client, keys, args...).Slice()
-	if noAnswer := err != nil && !errors.As(err, new(redis.Error)); noAnswer && isCluster {
-		cluster.ReloadState(ctx)
+	if isCluster && err != nil && !isAnswer(err) {
+		cluster.ReloadState(ctx) // which nodes there are: another one may serve the slot by now
 	}
 	if err == nil {
 		n, err = read(reply)
 	}
-	if r.Called != nil {
-		r.Called(ctx, p.Line, name, n, time.Since(begun), err)
-	}
+	r.Called(ctx, p.Line, name, n, time.Since(begun), err)
 	return err
 }
+
+// isAnswer reports whether an error is an answer of Redis. It counts as one that granted nothing.
+func isAnswer(err error) bool { return errors.As(err, new(redis.Error)) }
 
 // A Group sends the requests of one line, one call to Redis at a time. A request is sent at once if no call is under
 // way. Those that come during a call share the next one (group commit). It is safe for concurrent use.
@@ -84,11 +81,11 @@ type Group struct {
 
 	mu      sync.Mutex
 	busy    bool      // a call is under way
-	waiting []*bundle // of callers; also cancellations of known grants of callers that gave up
+	waiting []*bundle // of callers, or of cancellations: see cancelKnown
 
-	// lost cancels the grants of a call whose answer was lost, whatever they were. Only the next call can, and begins
+	// undoLost cancels what a call granted whose answer was lost. Only the next call can do that, and begins
 	// with it: the script's record of the last call tells which grants these were.
-	lost []*bundle
+	undoLost []*bundle
 }
 
 // A bundle has the requests of one caller, or a part of them that one call can carry.
@@ -96,11 +93,11 @@ type bundle struct {
 	ctx      context.Context
 	policy   *Policy
 	requests []Request
-	args     []any    // of the requests
-	answers  []Answer // nil before the call has ended
-	done     chan struct{}
-	gone     bool       // the caller gave up
-	call     *groupCall // that carries it; nil while the bundle waits
+	args     []any         // of the requests
+	call     *groupCall    // that carries it; nil while the bundle waits
+	answers  []Answer      // nil until the call has ended
+	done     chan struct{} // closed when the answers are there
+	gone     bool          // the caller gave up
 }
 
 // A groupCall is a call to Redis that is under way, with the bundles that it carries.
@@ -141,7 +138,7 @@ func (g *Group) Do(ctx context.Context, p *Policy, requests ...Request) (answers
 		select {
 		case <-b.done:
 		case <-ctx.Done():
-			if g.giveUp(bundles) { // else all have answers, even if their `done` is not closed yet
+			if g.giveUp(bundles) { // else all have answers
 				return nil, ctx.Err()
 			}
 		}
@@ -161,27 +158,26 @@ func newBundle(ctx context.Context, p *Policy, requests ...Request) *bundle {
 	return &bundle{ctx: ctx, policy: p, requests: requests, args: args, done: make(chan struct{})}
 }
 
-// next starts the next call, if any bundle waits, with as many of them as fit. The call has a time limit, and
-// the values of the first caller's context, such as a trace. The lock is held.
+// next starts the next call, if any bundle waits. It carries as many as fit, of one version of the policy. It has a
+// time limit, and the values of the first caller's context, such as a trace. The lock is held.
 func (g *Group) next() {
 	if g.busy = len(g.waiting) > 0; !g.busy {
 		return
 	}
 	p := g.waiting[0].policy
-	// A call by another version of the policy replaces the record of the lost call: then no grant of it would be found.
-	g.lost = slices.DeleteFunc(g.lost, func(b *bundle) bool { return b.policy != p })
-	c, free, all := &groupCall{}, p.callSize(), append(g.lost, g.waiting...)
-	g.lost, g.waiting = nil, nil
+	// A call by another version of the policy cannot carry them, and replaces the record that tells of the lost grants.
+	g.undoLost = slices.DeleteFunc(g.undoLost, func(b *bundle) bool { return b.policy != p })
+	c, room, full, all := &groupCall{}, p.callSize(), false, append(g.undoLost, g.waiting...)
+	g.undoLost, g.waiting = nil, nil
 	for _, b := range all {
-		samePolicy := b.policy == p // the same version of it
-		if samePolicy {
-			free -= len(b.requests) // below 0 after the first bundle that does not fit: later ones do not pass it
-		}
-		if samePolicy && free >= 0 {
-			c.bundles, b.call = append(c.bundles, b), c
-		} else {
+		samePolicy := b.policy == p
+		full = full || samePolicy && len(b.requests) > room // no bundle passes an earlier one of its version
+		if full || !samePolicy {
 			g.waiting = append(g.waiting, b)
+			continue
 		}
+		c.bundles, b.call = append(c.bundles, b), c
+		room -= len(b.requests)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.bundles[0].ctx), callTimeout)
 	c.cancel = cancel
@@ -205,12 +201,9 @@ func (g *Group) send(ctx context.Context, c *groupCall) {
 	}
 	g.next()
 	g.mu.Unlock()
-	for _, b := range c.bundles {
-		close(b.done)
-	}
 }
 
-// run makes one call to Redis. If the script fails because of any one request, each gets a call of its own.
+// run makes one call to Redis. If the script fails, one request may be to blame: then each gets a call of its own.
 func (g *Group) run(ctx context.Context, p *Policy, requests []Request, args []any) []Answer {
 	seq := g.seq.Add(1)
 	answers, err := g.decide(ctx, p, seq, requests, args)
@@ -221,50 +214,52 @@ func (g *Group) run(ctx context.Context, p *Policy, requests []Request, args []a
 		err = fmt.Errorf("no answer within %v: %v", callTimeout, err) // not wrapped: the caller's own context has not ended
 	}
 	answers = make([]Answer, len(requests))
+	repeatEach := len(requests) > 1 && ScriptFailed(err)
 	for i := range answers {
-		if len(requests) > 1 && ScriptFailed(err) {
+		answers[i] = Answer{Err: err, failedSeq: seq, failedIndex: int64(i + 1)}
+		if repeatEach {
 			answers[i] = g.run(ctx, p, requests[i:i+1], args[i*p.argsEach():(i+1)*p.argsEach()])[0]
-		} else {
-			answers[i] = Answer{Err: err, seq: seq, index: int64(i + 1)}
 		}
 	}
 	return answers
 }
 
-// deliver keeps the answers to a bundle. If the caller gave up, a later call cancels its grants. The next call cancels
-// grants whose answer was lost, in all as many as half a call carries: the others stay charged. The lock is held.
+// deliver hands a bundle its answers. Later calls cancel the grants that no caller learns of; of lost answers only as
+// many as fit in half a call, and further grants stay charged. The lock is held.
 func (g *Group) deliver(b *bundle, answers []Answer) {
 	b.answers = answers
 	for i, answer := range answers {
-		if cancel, ok := b.requests[i].cancelLost(answer); ok && len(g.lost) < b.policy.callSize()/2 {
-			g.lost = append(g.lost, newBundle(b.ctx, b.policy, cancel))
+		if cancel, mayBeGranted := b.requests[i].cancelLost(answer); mayBeGranted && len(g.undoLost) < b.policy.callSize()/2 {
+			g.undoLost = append(g.undoLost, newBundle(b.ctx, b.policy, cancel))
 		}
 	}
 	if b.gone {
 		g.cancelKnown(b)
 	}
+	close(b.done)
 }
 
-// giveUp forgets the bundles of a caller that leaves. Those that wait are not sent; a call ends once all its bundles are
-// forgotten. Grants are cancelled, also in later answers (deliver). If all are answered it only returns false.
+// giveUp lets a caller leave before all of its bundles have answers, or else returns false. What waits is not sent, and
+// a call ends if nobody else needs it. Grants, known by now or by a later answer, are left to later calls to cancel.
 func (g *Group) giveUp(bundles []*bundle) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if bundles[len(bundles)-1].answers != nil { // the last one is answered last
+	if last := bundles[len(bundles)-1]; last.answers != nil { // the bundles are answered in order
 		return false
 	}
+	stays := func(b *bundle) bool { return !b.gone }
 	for _, b := range bundles {
 		b.gone = true
 		g.cancelKnown(b)
-		if b.call != nil && !slices.ContainsFunc(b.call.bundles, func(other *bundle) bool { return !other.gone }) {
-			b.call.cancel()
+		if c := b.call; c != nil && !slices.ContainsFunc(c.bundles, stays) {
+			c.cancel()
 		}
 	}
 	g.waiting = slices.DeleteFunc(g.waiting, func(b *bundle) bool { return b.gone })
 	return true
 }
 
-// cancelKnown lets a later call cancel the grants that were answered to a caller that gave up. The lock is held.
+// cancelKnown lets a later call cancel the grants in the answers to a caller that gave up, if any came. The lock is held.
 func (g *Group) cancelKnown(b *bundle) {
 	for i, answer := range b.answers {
 		if r := b.requests[i]; grants(r.Op) && answer.Status == Granted {
@@ -278,16 +273,16 @@ func (r Request) cancel(at int64) Request {
 	return Request{Op: Cancel, ID: r.ID, At: at, Settings: r.Settings, Keys: r.Keys, Cost: r.Cost}
 }
 
-// cancelLost returns the request that gives back what Redis may have granted to callers whose answer was lost.
-func (r Request) cancelLost(a Answer) (cancel Request, ok bool) {
-	switch {
-	case a.seq == 0 || errors.As(a.Err, new(redis.Error)): // Redis has answered, if only by an error: nothing is lost
-		return r, false
-	case r.Lost > 0: // r is such a cancellation, and was lost itself: the next call repeats it
+// cancelLost returns the request that gives back what Redis may have granted, if the answer to r was lost.
+func (r Request) cancelLost(a Answer) (cancel Request, mayBeGranted bool) {
+	switch isLost := a.failedSeq > 0 && !isAnswer(a.Err); {
+	case !isLost:
+		return Request{}, false
+	case r.Lost > 0: // r came from cancelLost itself: the next call repeats it
 		return r, true
 	}
 	cancel = r.cancel(0) // the script takes the time from its record
-	cancel.Lost, cancel.LostSeq = a.index, a.seq
+	cancel.Lost, cancel.LostSeq = a.failedIndex, a.failedSeq
 	return cancel, grants(r.Op)
 }
 

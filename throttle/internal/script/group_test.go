@@ -180,7 +180,6 @@ func TestAGroupWhoseScriptFailsIsRepeatedOneByOne(t *testing.T) {
 		want string // the calls
 	}{
 		"a script":  {scriptFails, "a b,c,d b c d"},
-		"a state":   {replyError("SLUICE_STATE key"), "a b,c,d b c d"},
 		"a network": {errors.New("connection refused"), "a b,c,d"},
 		"memory":    {replyError("OOM command not allowed when used memory > 'maxmemory'. script: 1"), "a b,c,d"},
 		"memory, of Redis 6": {replyError("ERR Error running script (call to f_2bbe): @user_script:556: " +

@@ -3,13 +3,10 @@ package script
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-go/sluice/internal/redischeck"
 )
@@ -31,7 +28,7 @@ const (
 	Resume    = "resume"    // ends a pause, and the adapted rates
 	Remaining = "remaining" // notes the units that the upstream has left
 	Refresh   = "refresh"   // writes a flow's weight and own parameters as they are now
-	Expect    = "expect"    // answers when the ticket may start; without one, the flow's last ticket; without a flow, when a request may that costs nothing
+	Expect    = "expect"    // answers when the ticket may start, by default the flow's last one. If none waits, it answers for a request
 )
 
 // A Request is one request of a call. Times and durations are microseconds. Fields with names in tags are sent as JSON.
@@ -117,7 +114,7 @@ func (l *LinePart) text() string {
 	return text
 }
 
-// argsEach returns the number of arguments of one request.
+// argsEach returns the number of arguments that append adds for one request.
 func (p *Policy) argsEach() int { return 5 + len(p.Scopes) }
 
 // append adds the arguments of a request. The scripts need the ID of a grant only if it holds leases.
@@ -176,7 +173,7 @@ type Answer struct {
 	Resets   []int64       `json:"-"`         // by window, when nothing is counted any more
 	Err      error         `json:"-"`         // *ReplyError, if the status is Failed, or of go-redis, if there is no answer
 
-	seq, index int64 // if no answer came: the call's number, and the request's in it, from 1
+	failedSeq, failedIndex int64 // if the call failed: its number, and the request's in it, from 1; else 0
 }
 
 // Values of PauseAnswer.Whose: the upstream's pause, or operators' by Policy.Paused or Settings.Paused.
@@ -211,20 +208,17 @@ func (e *ReplyError) Error() string { return e.Reason }
 // ScriptFailed reports whether an error of Redis means that a script failed, rather than that it cannot run now.
 func ScriptFailed(err error) bool {
 	text := err.Error()
-	return errors.As(err, new(redis.Error)) && (strings.Contains(text, "SLUICE_") ||
-		strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script") && !redischeck.CannotServe(err))
+	return isAnswer(err) && strings.HasPrefix(text, "ERR ") && strings.Contains(text, "script") && !redischeck.CannotServe(err)
 }
 
 // hasWindows reports whether an answer has the state of every window.
-func hasWindows(op string) bool {
-	return grants(op) || op == Peek || op == Expect || op == Cancel
-}
+func hasWindows(op string) bool { return grants(op) || op == Peek || op == Expect || op == Cancel }
 
-// A reader reads a flat reply value by value, up to the first malformed one.
+// A reader reads a flat reply value by value, up to the first malformed one. After that all values are zero.
 type reader struct {
 	reply []any
-	index int
-	bad   bool
+	index int  // of the next value
+	bad   bool // a value was malformed
 }
 
 func (r *reader) text() string { return next[string](r) }
@@ -236,15 +230,15 @@ func (r *reader) integer() int64 {
 	return n
 }
 
-func next[T any](r *reader) (value T) {
-	ok := false
+func next[T any](r *reader) (zero T) {
 	if !r.bad && r.index < len(r.reply) {
-		if value, ok = r.reply[r.index].(T); ok {
+		if value, ok := r.reply[r.index].(T); ok {
 			r.index++
+			return value
 		}
 	}
-	r.bad = !ok
-	return value
+	r.bad = true
+	return zero
 }
 
 func (p *Policy) readAnswers(reply []any, requests []Request) ([]Answer, error) {

@@ -105,14 +105,9 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 	case <-ctx.Done():
 		return Taken{}, ctx.Err()
 	}
-	switch acknowledges := len(q.Queues) == 0 && q.Claims == ""; {
-	case acknowledges && t.last != unacknowledged:
+	if !t.begin(q) {
 		<-t.turn
 		return Taken{}, nil
-	case acknowledges:
-		t.seq++ // t.last changes by the reply: if that is lost, the next call acknowledges
-	case t.last != unanswered:
-		t.seq, t.last = t.seq+1, unanswered
 	}
 	var taken Taken
 	var err error
@@ -131,7 +126,7 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 					t.last = unacknowledged
 				}
 			}
-		case <-ctx.Done(): // the caller is gone, and has not got the tickets
+		case <-ctx.Done(): // the caller has left without the tickets: t.last stays as it is
 		}
 	}()
 	select {
@@ -140,6 +135,20 @@ func (t *Taker) Take(ctx context.Context, p *Policy, q TakeRequest) (Taken, erro
 	case <-ctx.Done():
 		return Taken{}, ctx.Err()
 	}
+}
+
+// begin sets the number of a call, and returns false if the call is not needed: there is nothing to acknowledge.
+func (t *Taker) begin(q TakeRequest) bool {
+	onlyAcknowledges := len(q.Queues) == 0 && q.Claims == ""
+	switch {
+	case onlyAcknowledges && t.last != unacknowledged:
+		return false
+	case onlyAcknowledges:
+		t.seq++ // if the reply is lost, t.last stays as it is, and the next call acknowledges
+	case t.last != unanswered: // otherwise the call repeats the last take, by its number
+		t.seq, t.last = t.seq+1, unanswered
+	}
+	return true
 }
 
 func (p *Policy) readTaken(reply []any) (Taken, error) {

@@ -61,9 +61,9 @@ func (c *workersCommand) diagnose(ctx context.Context, d *diagnosis) error {
 		if err != nil {
 			return err
 		}
-		if s.Waiting > 0 {
-			d.Warnings = append(d.Warnings, fmt.Sprintf("policy %s was removed, and has %s in line: what waits goes on by "+
-				"its last windows", words.Name(p.Name), countText(s.Waiting, "task")))
+		if s.Removed && s.Waiting > 0 { // else it has other shards now
+			d.Warnings = append(d.Warnings, fmt.Sprintf("policy %s was removed, and has %s in line: what waits goes on by its last windows",
+				words.Name(p.Name), countText(s.Waiting, "task")))
 		}
 	}
 	orphans, err := lines.Orphans(ctx)

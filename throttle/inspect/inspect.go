@@ -60,7 +60,7 @@ func (i Inspector) Orphans(ctx context.Context) (map[string]int64, error) {
 	return orphans, script.Classify(ctx, "", err)
 }
 
-// lines returns the names of the lines of a policy, or of a removed one while somebody waits for it.
+// lines returns the lines of a policy, first those in force, then removed ones while somebody waits there.
 func (i Inspector) lines(policy string) ([]string, error) {
 	lines := slices.DeleteFunc(i.limiter.Lines(), func(line string) bool { return script.PolicyOf(line) != policy })
 	if len(lines) == 0 {

@@ -267,13 +267,13 @@ func (s *Snapshot) add(ctx context.Context, b *backlog, flows []State) error {
 	all, b.tickets = append(all, b.tickets...), nil
 	rank, last := int64(0), map[string]*tickets{} // by flow
 	for _, t := range all {
-		refused := new(throttle.RequestError)
+		refused := new(throttle.RequestError) // stays zero if it is not refused
 		switch isRefused := errors.As(t.Err, &refused); {
 		case !isRefused:
 			t.rank, rank = rank, rank+t.left
-		case !t.demand: // it never fits, or joined by other scopes
+		case !t.demand: // a ticket that never fits, or joined by other scopes: it delays nobody
 			continue
-		case refused.Window == "": // it is invalid, and not only above a window's limit
+		case refused.Window == "": // an invalid demand; one above a window's limit stays, with NeverFits
 			return refused
 		}
 		t.Count, t.NeverFits = int(t.left), refused.Window

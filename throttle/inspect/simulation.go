@@ -82,7 +82,7 @@ type window struct {
 	each   float64 // us between two units of batches (pacing)
 	paced  int64   // when the next ticket of a batch may start
 	roomAt int64   // when a flow of a batch had room here last
-	owed   float64 // tickets of batches that go first, for their share
+	owed   float64 // tickets that batches may start first, for their share
 
 	Ends         int64 // of a pause, also by the upstream: JSON fills it and the next two, as in upstream.lua
 	Left, Resets int64 // units that the upstream has left, until they reset; 0 and 0 if it has not said so
@@ -137,7 +137,7 @@ type simFlow struct {
 
 	tickets []*tickets
 	key     float64          // by which its list is sorted: in simLine.waiting until when it waits, on its side its tag
-	waited  map[string]int64 // us, by cause. Joining a side subtracts that side's simLine.waited, and leaving adds it as it is then
+	waited  map[string]int64 // us, by cause; while on its side, less simLine.waited as it joined: leaving adds that of then
 }
 
 // flow returns the flow of an expectation.
@@ -340,7 +340,7 @@ func (f *simFlow) start(t int64) {
 			w.paced = max(w.paced, t) + int64(math.Ceil(float64(cost)*w.each))
 			w.owed = max(0, w.owed-1)
 		case w.roomAt == t:
-			w.owed += 1/side.share - 1
+			w.owed += 1/side.share - 1 // a live ticket starts, where a batch competes: side.share is that of live tickets
 		}
 	}
 	l.last = max(l.last, side.tag)

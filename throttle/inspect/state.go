@@ -103,10 +103,9 @@ func (i Inspector) State(ctx context.Context, q Query) (s PolicyState, err error
 	if n, _ := fmt.Sscanf(q.After, "%d %s", &cursor, &from); n != 2 && q.After != "" {
 		return s, &throttle.RequestError{Policy: q.Policy, Field: "after", Value: q.After, Hint: "must be the Next of a page"}
 	}
-	slices.Sort(lines)
-	index, found := slices.BinarySearch(lines, from) // of a removed policy it may be gone by now
-	if index = min(index, len(lines)-1); !found {
-		cursor = 0
+	index := slices.Index(lines, from) // of a removed policy it may be gone by now: the pages begin anew
+	if index < 0 {
+		index, cursor = 0, 0 // in force, if any is
 	}
 	if q.Tenant != "" {
 		index = max(0, slices.Index(lines, i.limiter.LineOf(q.Policy, q.Tenant)))
@@ -225,7 +224,7 @@ func (i Inspector) Explain(ctx context.Context, t throttle.Ticket) (s State, err
 	name := script.TicketName(script.Escape(t.Queue), t.ID)
 	for _, line := range i.limiter.Lines() {
 		l := i.line(line)
-		for _, t := range read(ctx, l, "t", script.ReadTicket, name) {
+		for _, t := range read(ctx, l, "t", script.ReadTicket, name) { // one, or none if it is not in this line
 			for _, s = range read(ctx, l, "f", readFlow, t.Flow) {
 				s.ticket, s.cost, s.Since = name, t.Costs, time.UnixMicro(t.Since)
 				s = l.complete(ctx, s)[0]

@@ -48,7 +48,7 @@ func (p *Page) chosen(ctx context.Context, v *view) *chosenView {
 	c := &chosenView{Tenant: q.Tenant}
 	c.Paused, c.Override = v.byHand(q.Policy, q.Tenant)
 	for _, policy := range append(p.config.Limiter.Policies(), v.InForce.Removed...) {
-		if policy.Name == q.Policy {
+		if policy.Name == q.Policy && c.Config.Name == "" { // a removed one may have other shards
 			c.Config = policy
 		}
 	}

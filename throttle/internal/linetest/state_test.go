@@ -198,11 +198,14 @@ func stateOfShards(t *testing.T, client redis.UniversalClient) {
 	expect.Must(t, l.SetPolicies(nil))
 	page := state(t, l, inspect.Query{})
 	for _, tenant := range page.Tenants {
-		expect.Must(t, l.Line("p/10of12").Leave(t.Context(), limitertest.Ticket(tenant.Tenant)))
+		expect.Must(t, l.Line("p/1of12").Leave(t.Context(), limitertest.Ticket(tenant.Tenant)))
 	}
-	limitertest.Until(t, "its line has been left", func() bool { return !slices.Contains(l.Lines(), "p/10of12") })
+	limitertest.Until(t, "its line has been left", func() bool { return !slices.Contains(l.Lines(), "p/1of12") })
 	rest := state(t, l, inspect.Query{After: page.Next})
-	expect.That(t, len(rest.Tenants) > 0 && l.LineOf("p", rest.Tenants[0].Tenant) == "p/11of12", "without the first shard of a removed policy:", rest)
+	expect.That(t, len(rest.Tenants) > 0 && l.LineOf("p", rest.Tenants[0].Tenant) == "p/2of12", "without the first shard of a removed policy:", rest)
+	p.Shards = 24
+	expect.Must(t, l.SetPolicies([]throttle.Policy{p}))
+	expect.That(t, !state(t, l, inspect.Query{}).Removed, "it has other shards now")
 }
 
 func TestStateOfAnExemptTenantThatIsPaused(t *testing.T) {

@@ -25,7 +25,7 @@ type TenantOverride struct {
 // Interventions are the overrides and pauses that operators have put in force for a while. Limiters copy the
 // lists, but share what Exempt and Windows point to: do not change that afterwards.
 type Interventions struct {
-	At        time.Time        // by the clock of Redis
+	At        time.Time        // now, by the clock of Redis; zero for this machine's
 	Overrides []TenantOverride // one for each policy and tenant
 	Pauses    []Pause          // one for each policy, and for each tenant of it; they apply to exempt tenants, too
 }
@@ -68,7 +68,7 @@ func (t effectiveTenant) paused() bool { return t.pauses != [3]Pause{} }
 // minute. An override that does not suit its policy, and an override or pause whose policy does not exist, has no effect
 // until that changes. Package control calls this, and so does a program that keeps overrides elsewhere.
 func (l *Limiter) SetInterventions(i Interventions) {
-	now := &interventions{all: i.InForce(i.At), inForce: map[target]intervention{}, offset: time.Until(i.At)}
+	now := &interventions{all: i.InForce(i.At), inForce: map[target]intervention{}, offset: time.Until(cmp.Or(i.At, time.Now()))}
 	for _, o := range now.all.Overrides {
 		now.inForce[target{o.Policy, o.Tenant}] = intervention{override: o}
 	}

@@ -105,10 +105,12 @@ func (c *BatchCommand) Run(ctx context.Context, verb batchVerb) error {
 	}
 	defer scheduler.Close()
 	firing := batch.Firing{Batch: b.Name, Tick: tick}
-	switch verb.name {
-	case "plan":
+	switch enqueues := slices.Contains([]string{"run", "resume", "retry"}, verb.name); {
+	case enqueues && f.state.PoliciesErr != nil: // every task would be rejected
+		err = f.state.PoliciesErr
+	case verb.name == "plan":
 		return c.plan(ctx, scheduler, firing)
-	case "run":
+	case verb.name == "run":
 		firing, err = scheduler.Fire(ctx, b.Name)
 	default:
 		firing, err = c.find(ctx, scheduler, firing)
@@ -178,8 +180,7 @@ func (c *BatchCommand) find(ctx context.Context, s *batch.Scheduler, f batch.Fir
 		for i, other := range newest {
 			ticks[i] = other.Tick.Format(time.RFC3339)
 		}
-		err = badInput("--tick %s: batch %q did not fire then: its newest firings are %s",
-			c.Tick, f.Batch, strings.Join(ticks, ", "))
+		err = badInput("--tick %s: batch %q did not fire then: its newest firings are %s", c.Tick, f.Batch, strings.Join(ticks, ", "))
 	}
 	return f, err
 }

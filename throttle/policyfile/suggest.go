@@ -7,11 +7,11 @@ import (
 )
 
 // Suggest returns the known name that is most like a misspelt one, by the number of edits. It returns "" if every known
-// name would take as many edits as half of its characters, or more. The case of the misspelt name does not matter.
+// name would take as many edits as half of its characters, or more. Case does not matter.
 func Suggest(name string, known []string) string {
 	nearest, least := "", len(name)
 	for _, k := range known {
-		if d := levenshtein.ComputeDistance(strings.ToLower(name), k); d < least && 2*d < len(k) {
+		if d := levenshtein.ComputeDistance(strings.ToLower(name), strings.ToLower(k)); d < least && 2*d < len(k) {
 			nearest, least = k, d
 		}
 	}

@@ -289,14 +289,17 @@ func (p *Page) previewLimit(ctx context.Context, a *action, until string) (*prev
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(policies, func(policy throttle.Policy) bool { return policy.Name == a.policy })
-	shown, err := p.simulate(ctx, a, policies[i])
+	former, then := "It replaces: ", policies
+	if a.length == 0 { // overrides go on
+		former, until = "Still in force: ", "it is changed again"
+		published := a.state
+		published.Policies = policies
+		then, _ = published.Effective()
+	}
+	i := slices.IndexFunc(then, func(policy throttle.Policy) bool { return policy.Name == a.policy })
+	shown, err := p.simulate(ctx, a, then[i])
 	if err != nil {
 		return nil, err
-	}
-	former := "It replaces: "
-	if a.length == 0 {
-		former, until = "Still in force: ", "it is changed again"
 	}
 	shown.Text = fmt.Sprintf("%s, for all tenants, until %s.", control.Differences(a.state.Policies, policies), until)
 	shown.Note = a.overridden(former) + shown.Note

@@ -113,8 +113,7 @@ func (d *Drain) Run(ctx context.Context) (Summary, error) {
 		d.running.Wait()
 		d.Progress.End(d.Counts())
 	}
-	took := time.Since(start).Round(time.Millisecond).Seconds()
-	s := Summary{Counts: d.Counts(), DoneBefore: before.Done(), Seconds: took}
+	s := Summary{Counts: d.Counts(), DoneBefore: before.Done(), Seconds: time.Since(start).Round(time.Millisecond).Seconds()}
 	if s.Done() == s.Jobs {
 		return s, d.Client.Del(calls, d.begunKey()).Err()
 	}

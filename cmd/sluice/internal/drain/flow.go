@@ -45,14 +45,14 @@ func (d *Drain) granted(beginning, calls context.Context, j *openJob) (grant thr
 			_, _ = grant.Reservation.Cancel(calls)
 			return grant, false
 		}
-		if time.Since(grantedAt) <= startWithin {
+		if beginning.Err() == nil && time.Since(grantedAt) <= startWithin {
 			return grant, true
 		}
 		// The windows count the units from the time of the grant, so the upstream could get too many calls.
 		_, _ = grant.Reservation.Cancel(calls)
 		atOnce := j.request
 		atOnce.MaxWait = -1
-		if grant, err = d.Limiter.Wait(calls, atOnce); err == nil {
+		if grant, err = d.Limiter.Wait(beginning, atOnce); err == nil {
 			return grant, true
 		}
 		d.slots <- struct{}{}

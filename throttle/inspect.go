@@ -88,7 +88,7 @@ func (n *Line) prepare(ctx context.Context, cp *compiledPolicy, e *Expectation) 
 	case ofFlow:
 		maps.DeleteFunc(e.Request.Cost, func(unit string, _ int64) bool { return !slices.Contains(cp.units, unit) })
 		if e.Ask && e.Ticket == "" {
-			asked.Cost = map[string]int64{Requests: 0} // an average may be above a limit that was cut
+			asked.Cost = map[string]int64{Requests: 0} // an average above a limit that was cut is no refusal
 		}
 		o, err = n.limiter.checkedFor(ctx, cp, asked)
 	case asked.Policy != "":

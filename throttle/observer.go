@@ -23,7 +23,7 @@ import (
 //   - TakenTicket: a ticket left a policy's line with its capacity. It may be put back.
 type Observer func(event any)
 
-// A Call is one call of a script in Redis, or of package worker on asynq's Redis to pick or start tasks.
+// A Call is one call of a script in Redis, or of package worker on asynq's Redis to pick, start or move tasks.
 type Call struct {
 	Err    error         // nil, the context's, or of ErrUnavailable, ErrState, ErrClock or ErrReply; or go-redis's
 	N      int           // requests that it decided, or tickets that it took

@@ -42,7 +42,7 @@ func (l *Limiter) checkedFor(ctx context.Context, cp *compiledPolicy, r Request)
 		return nil, r.bad("ticket", "", "must have an ID")
 	}
 	t, err := l.tenant(ctx, cp, r.Tenant)
-	if err != nil && !silent(ctx) { // a silent limiter grants by FailOpen
+	if err != nil && !silent(ctx) { // silent: ctx has ended, and FailOpen is to decide
 		return nil, err
 	}
 	o, err := cp.newOperation(r, t, allValues)
@@ -88,7 +88,7 @@ func (l *Limiter) configuredTenant(ctx context.Context, cp *compiledPolicy, name
 const allValues, orPartial = false, true // whether a request of newOperation may lack values of the scopes' attributes
 
 // newOperation prepares a request. A partial one is about what all tenants share, or about a grant that the policy made
-// when it had other scopes. It asks for no grant, so Policy.Observe does not apply. Errors are *RequestError.
+// when it had other scopes. It asks for no grant: only Exempt makes it unlimited. Errors are *RequestError.
 func (cp *compiledPolicy) newOperation(r Request, t effectiveTenant, partial bool) (*operation, error) {
 	o := &operation{compiledPolicy: cp, request: r, tenant: t, windows: cp.counting}
 	o.unlimited = t.Exempt || cp.Observe && !partial
@@ -375,7 +375,7 @@ func (o *operation) neverDenied(a script.Answer) bool {
 	case script.Joined, script.Waits, script.TooLong, script.TooLate, script.BacklogFull:
 		return false
 	}
-	return o.unlimited && (a.Status == script.Granted || a.Pause.Whose == script.OfUpstream)
+	return o.unlimited && (a.Status == script.Granted || a.Pause.Whose == script.OfUpstream) // 0, as without a pause
 }
 
 // binds returns Decision.Binds of a denial, or of a taken ticket.
@@ -484,7 +484,7 @@ func (cp *compiledPolicy) requestOf(flow, costs string, tickets int64) (r Reques
 // averageCosts parses what a ticket costs, such as "tokens=10", or the average of what several cost together, such as
 // "tokens=30/5/20": the sum, the least and the most (internal/script/lua/line_units.lua).
 func averageCosts(text string, tickets int64) (costs map[string]int64, ok bool) {
-	costs = map[string]int64{Requests: 0} // by default a request costs 1 of them
+	costs = map[string]int64{Requests: 0} // a text without them costs none, but Request.Cost without them means 1
 	for part := range strings.SplitSeq(text, ",") {
 		unit, number, isCost := strings.Cut(part, "=")
 		if !isCost { // the text is empty, or "-"

@@ -147,7 +147,7 @@ func (l *Limiter) policyFor(policy, tenant string, removedToo bool) (*compiledPo
 	if !removedToo && !l.policies.Load().inForce(policy) {
 		return nil, fmt.Errorf("%w %q", ErrUnknownPolicy, quote.Short(policy))
 	}
-	return l.policyOfLine(l.LineOf(policy, tenant), orRemoved)
+	return l.policyOfLine(l.LineOf(policy, tenant), orRemoved) // checked above, where the error names the policy
 }
 
 // policyOfLine returns the policy that the line belongs to.

@@ -56,8 +56,8 @@ type simulatedLog struct {
 // An entry is n units that count until a time.
 type entry struct{ until, n int64 }
 
-// mergedAbove is EXACT of sliding.lua: windows with a higher limit merge grants above EXACT/2 entries.
-const mergedAbove = 192
+// These are EXACT and TICKS of sliding.lua: windows with a higher limit merge grants of a tick above EXACT/2 entries.
+const mergedAbove, mergeTicks = 192, 96
 
 func (s *simulatedLog) Fits(t, cost int64) int64 {
 	over := s.used + cost - s.limit
@@ -87,7 +87,7 @@ func (s *simulatedLog) Take(t, cost, hold int64) {
 	}
 	joinsLast := i > 0 && s.log[i-1].until == until
 	if isLong := s.period > 0 && s.limit > mergedAbove && i > mergedAbove/2; isLong {
-		joinsLast = joinsLast || s.log[i-1].until-s.period >= t-t%(2*s.period/mergedAbove) // in one tick, as in sliding.lua
+		joinsLast = joinsLast || s.log[i-1].until-s.period >= t-t%(s.period/mergeTicks) // in one tick, as in sliding.lua
 	}
 	if joinsLast {
 		s.log[i-1].until = until
@@ -137,7 +137,7 @@ func (g *simulatedGCRA) Fits(t, cost int64) int64 {
 	if float64(cost) > g.burst {
 		return Never
 	}
-	return max(t, int64(math.Ceil(g.empty+(float64(cost)-g.burst)*g.each-0.5)))
+	return max(t, int64(math.Ceil(g.empty+(float64(cost)-g.burst)*g.each-0.5))) // of floats: half a us is no delay
 }
 
 func (g *simulatedGCRA) Take(t, cost, _ int64) {

@@ -20,6 +20,7 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 	tenantWindow := throttle.Window{Name: "own", Limit: 1, Period: 100 * s}
 	halves := limitertest.Policy(throttle.Window{Name: "own", Limit: 4, Period: 10 * s})
 	halves.BatchShare = 0.5
+	spread := limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, limitertest.SharedWindow(1000, s))
 	tell(t, map[string]lineCase{
 		"of all tenants, whenever they come": {limitertest.Policy(two), func(st *story) {
 			st.batch().joins("a1", "a2", "b1", "b2")
@@ -94,16 +95,13 @@ func TestLiveTicketsGoBeforeBatches(t *testing.T) {
 			st.at(10 * s).takes("a3").asks(900 * ms)
 			st.at(10900 * ms).takes("a4").asks(-1)
 		}},
-		"a batch is spread at its tenant's window, though a live ticket was looked at there first": {
-			limitertest.Policy(throttle.Window{Name: "own", Limit: 10, Period: 10 * s}, limitertest.SharedWindow(1000, s)),
-			func(st *story) {
-				st.costs(10).granted("b0")
-				st.costs(1).joins("b1")
-				st.batch().joins("a1", "a2")
-				st.live().joins("a3")
-				st.takes("a3", "a1").asks(900 * ms)
-			},
-		},
+		"a batch is spread at its tenant's window, though a live ticket was looked at there first": {spread, func(st *story) {
+			st.costs(10).granted("b0")
+			st.costs(1).joins("b1")
+			st.batch().joins("a1", "a2")
+			st.live().joins("a3")
+			st.takes("a3", "a1").asks(900 * ms)
+		}},
 		"a live ticket whose turn is after a batch's does not wait for the batch's time": {halves, func(st *story) {
 			st.batch().joins("a1", "a2")
 			st.takes("a1").live().joins("a3")

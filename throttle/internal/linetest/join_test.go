@@ -156,14 +156,13 @@ func TestTicketsReserveTogether(t *testing.T) {
 
 // A tenant's only ticket is granted, and its next one joins in the same call. A flow that has left delays nobody there.
 func TestAFlowIsLeftAndJoinedInOneCall(t *testing.T) {
-	client := limitertest.RedisClient(t)
-	st := newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
+	st := newStory(t, limitertest.RedisClient(t), limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: s}))
 	st.granted("a1")
 	st.waits("a2")
 	decisions := expect.Got(st.at(s).l.Line("p").Reserve(t.Context(), []throttle.Request{st.request("a2"), st.request("a3")}))(t)
 	expect.Require(t, decisions[0].Decision.Granted && decisions[1].Decision.Queued, decisions)
 	st.at(2 * s).takes("a3")
-	st = newStory(t, client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: m}, limitertest.SharedWindow(2, s)))
+	st = newStory(t, st.client, limitertest.Policy(throttle.Window{Name: "own", Limit: 1, Period: m}, limitertest.SharedWindow(2, s)))
 	st.granted("b1", "c1")
 	st.waits("b2", "d1") // b2 goes on waiting
 	decisions = expect.Got(st.at(s).line().Reserve(t.Context(), []throttle.Request{st.request("d1"), st.request("e1")}))(t)

@@ -110,8 +110,8 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			3 * s, []map[string]int{{"one": 30}, {"two": 30}},
 		},
 		"of their server's queues together": {
-			limitertest.Policy(tenantWindow, twenty), [][]string{{"high", "low"}, {"low"}, {"other"}}, 0,
-			[]backlog{{"high", "a", 300, 1}, {"low", "b", 300, 1}, {"other", "c", 300, 1}}, 6 * s, []map[string]int{nil, nil, {"other": 40}},
+			limitertest.Policy(tenantWindow, twenty), [][]string{{"high", "low"}, {"other"}}, 0,
+			[]backlog{{"high", "a", 300, 1}, {"low", "b", 300, 1}, {"other", "c", 300, 1}}, 6 * s, []map[string]int{nil, {"other": 40}},
 		},
 		"a larger cost is not passed over": {
 			limitertest.Policy(twenty), alone, 0, []backlog{one, {"two", "b", 30, 10}}, 6 * s, []map[string]int{{"one": 60}, {"two": 6}},
@@ -157,8 +157,9 @@ func TestQueuesWithoutACommonServerTakeTurns(t *testing.T) {
 			st.costs(3).joinIn("one", "a1")
 			st.costs(1).joinIn("two", "b1", "b2")
 			st.from("one", "two").takes("b1").asks(s)
-			st.from("two").takes().at(s).from("two").takes("b2")
-			st.at(h + s).from("one").takes("a1").asks(-1)
+			expect.That(st, !st.at(500*ms).joinIn("one", "a2").Nudge, "its server asks at 1 s")
+			st.from("two").takes().at(1021 * ms).from("two").takes("b2") // the server of both was to ask at 1 s
+			st.at(h + 2*s).from("one").takes("a1").asks(s)
 		}},
 		"what a queue leaves of its region is the next one's": {limitertest.Policy(region, limitertest.SharedWindow(9, s)), func(st *story) {
 			st.attributes = map[string]string{"region": "north"}

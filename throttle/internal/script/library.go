@@ -23,7 +23,7 @@ local line_files
 $upstream $request_more $verbs
 function line_files(call)
 $line_appointments $line_units $line_fair $line_heads $line_order $line $line_eta $line_join $line_take
-return {expire = expire, new_join = new_join, new_line = new_line, new_take = new_take}
+return {new_join = new_join, new_line = new_line, new_take = new_take}
 end
 return {denied = denied, fields = fields, line_files = line_files, line_of = line_of, replace = replace,
   upstream = upstream, verb = verb}

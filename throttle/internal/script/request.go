@@ -74,7 +74,7 @@ type Left struct {
 
 // Settings are one tenant's own. Lines keep them as a text, as calls carry them.
 type Settings struct {
-	Windows   map[string][4]int64 `json:"windows,omitempty"`   // parameters, by names and kinds of windows that differ
+	Windows   map[string][4]int64 `json:"windows,omitempty"`   // parameters, by names and kinds of windows with the tenant's own
 	Paused    int64               `json:"paused,omitempty"`    // when operators' pause of the tenant ends; 0: there is none
 	Unlimited bool                `json:"unlimited,omitempty"` // tickets leave the line at once, uncharged
 }

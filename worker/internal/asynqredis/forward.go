@@ -67,6 +67,6 @@ func (c *Client) Apply(ctx context.Context, queue string, moves []Move) ([]int64
 		if move.Reason != "" {
 			message = move.Message.WithDenial(move.Reason, now)
 		}
-		return append(args, move.ID, which, to, move.Mark, move.Line, []byte(message), len(move.Message))
+		return append(args, move.ID, which, to, move.Mark, move.Line, []byte(message), len(move.Message)) // which move.lua compares
 	})
 }

@@ -38,7 +38,7 @@ func (c *Client) Recover(ctx context.Context, task Ref, running string) (bool, e
 	noted := fields["sluice_started"] // the last call by which it started, or from which it went back here; or ""
 	calledAt, _ := strconv.ParseInt(parts[1], 36, 64)
 	wasRenewed := int64(leaseEnd) > calledAt+int64((LeaseFor+time.Second)/time.Second)
-	wentBack := noted != "" && noted != call // before; if noted is this call, it started, or a Restore below failed
+	wentBack := noted != "" && noted != call // in an earlier call; noted == call: it started now, or a Restore below failed
 	switch isLast := Message(fields["msg"]).IsLastAttempt(); {
 	case isLast && noted == call: // it has started: asynq archives it
 		return false, nil

@@ -177,7 +177,7 @@ func (d *Dispatcher) RetryInBackground(do func(context.Context) error) {
 }
 
 // insist repeats a call on asynq's Redis until it succeeds, also if Redis answered with an error, as the call may have
-// changed tasks. If the context ends before, the answer is zero. Observers see these calls as "dequeue", except a failure after that.
+// changed tasks. Observers see these calls as "dequeue". Once ctx has ended, a failure is the last, unseen: the answer is zero.
 func insist[T any](ctx context.Context, d *Dispatcher, call func(ctx context.Context) (T, error)) T {
 	for ; ; d.sleep(retryAfterError) {
 		begun := time.Now()

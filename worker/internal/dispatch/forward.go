@@ -88,8 +88,8 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 	}
 	decisions, err := d.Limiter.Line(line).Join(joinCtx, requests)
 	policy, _ := d.Limiter.Lookup(line)
-	failed := err != nil && !errors.Is(err, throttle.ErrUnknownPolicy)  // of a removed policy the middleware matches again
-	mayConcernOne := failed && !errors.Is(err, throttle.ErrUnavailable) // of the tasks: then each joins by itself
+	failed := err != nil && !errors.Is(err, throttle.ErrUnknownPolicy)  // then the tasks become pending, and match anew
+	mayConcernOne := failed && !errors.Is(err, throttle.ErrUnavailable) // one task may be to blame: each joins by itself
 	if mayConcernOne && len(all) > 1 {
 		err = nil
 		for one := range slices.Chunk(all, 1) {
@@ -117,7 +117,7 @@ func (d *Dispatcher) join(ctx, joinCtx context.Context, queue, line string, all 
 			if j.request.Front {
 				move.Mark = asynqredis.FrontMark
 			}
-		case err != nil, decisions[i].Exempt, decisions[i].Err != nil: // the task becomes pending: the middleware decides
+		case err != nil, decisions[i].Exempt, decisions[i].Err != nil: // pending, as also if it fails open: the middleware decides
 		default:
 			if j.hasJoined && !decisions[i].AlreadyQueued {
 				d.logLostTicket(queue, line)

@@ -95,7 +95,6 @@ end
 local reply, n = {nil, nil, nil, nil, nil, nil}, 0 -- n: its length
 local outcomes, number = {nil}, 0 -- what the record says of each request, and the number of the current one
 local list, reserve_fits = {nil}, {nil, nil} -- the scopes of one request; `fits` of a `reserve`, which fills it
-local all, scope_of = call.windows, call.scope_of
 
 for from = first, #argv, stride do
   number = number + 1
@@ -146,7 +145,7 @@ for from = first, #argv, stride do
     n = n + 3
     if needs_windows then
       for i = 1, nwindows do -- not scope by scope: to fill a list out of order costs more
-        local algorithm, st = all[i].algorithm, list[scope_of[i]].states[i]
+        local algorithm, st = call.windows[i].algorithm, list[call.scope_of[i]].states[i]
         reply[n + 1], reply[n + 2] = st.used, algorithm.resets_at(st, now)
         n = n + 2
       end

@@ -44,7 +44,7 @@ algorithms['f'] = {
     local in_effect, last = resets[1] + p2, data and unpack7(data, from) or -MOST
     if last >= in_effect then
       st.last, st.used, st.late = last, unpack7(data, from + 7), unpack7(data, from + 14)
-    elseif last >= resets[1] - p2 then -- within the margin of the reset: only what came late counts on
+    elseif last >= resets[1] - p2 then -- in the margin: what came late counts on, as if it had come at the reset
       st.last, st.used = in_effect, unpack7(data, from + 14)
     end
     return st, clock_off
@@ -55,7 +55,7 @@ algorithms['f'] = {
   fits_at = function(st, now, cost, ahead, each)
     local limit, resets, margin, room = st.limit, st.resets, st.margin, st.limit - st.used
     if ahead + cost <= room then return now end
-    if ahead < each then each = 1 end -- else room is used by whole tickets only: room % each is left over
+    if ahead < each then each = 1 end -- no whole ticket goes first; else room % each is left over in each span
     local go_now = min(ahead, max(0, room - room % each))
     local next_room = limit - st.late -- after resets[2]
     if now >= resets[2] - margin then next_room = next_room - go_now end -- these count after the reset, too

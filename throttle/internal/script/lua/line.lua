@@ -16,7 +16,7 @@
 --   t          hash: ticket "QUEUE/ID" -> "RANKcosts [!]|VALUES key"
 --                RANK       of 16 digits
 --                costs      empty for "requests=1"
---                key        then ":SINCE" if that was given, and "+N" if window N delayed it for longest
+--                key        tells tasks of one ID apart; then ":SINCE" if given, "+N" if window N delayed it longest
 --   f          hash: flow "QUEUE|VALUES" -> "tickets units weight tag suffix rank tenant suffixes;settings"
 --                units      the text of line_units.lua; weight: in thousandths
 --                tag        of its tenant at ROOT, if no window counts by other attributes; else 0
@@ -54,8 +54,6 @@
 -- attribute than the tenant, in this call or in one that wrote the line. call.batches is true if batches have
 -- a record, or join. In a take, if batches or several queues have a record, L.order is the table of line_order.lua.
 
-local function expire(key, seconds) redis.call('EXPIRE', key, seconds) end
-
 -- add_writing adds the functions by which a call notes changes, and writes them at its end: keys are written seldom.
 local function add_writing(L)
   -- send writes the scores of a sorted set by member, or the values of a hash by field. A value of false deletes.
@@ -74,7 +72,7 @@ local function add_writing(L)
     for i = 1, gone and #gone or 0, 4000 do
       redis.call(sorted and 'ZREM' or 'HDEL', key, unpack(gone, i, min(#gone, i + 3999)))
     end
-    expire(key, L.ttl)
+    redis.call('EXPIRE', key, L.ttl)
   end
 
   local call = L.call
@@ -144,8 +142,8 @@ local function add_writing(L)
     changes = {}
   end
 
-  -- count_flows returns a lower bound of the flows at a node, as of the last flush. n:NODE has a tenant's first flow
-  -- only if m:NODE has all; but m:NODE lacks flows that calls with only_tenants put into n:NODE.
+  -- count_flows returns a lower bound of the flows at a node, as of the last flush. If m:NODE has all, n:NODE has only
+  -- the first one of each tenant. But flows that calls with only_tenants have put into n:NODE are not in m:NODE.
   function L.count_flows(key)
     local n = redis.call('ZCARD', P .. 'n:' .. key)
     return (n == 0 or call.only_tenants) and n or max(n, redis.call('ZCARD', P .. 'm:' .. key))
@@ -155,7 +153,7 @@ local function add_writing(L)
     for id, flow in pairs(L.flows) do
       if flow.popped > 0 then
         redis.call('ZREMRANGEBYRANK', P .. 'f:' .. id, '0', format('%d', flow.popped - 1))
-        expire(P .. 'f:' .. id, L.ttl)
+        redis.call('EXPIRE', P .. 'f:' .. id, L.ttl)
       end
       if flow.n == 0 then
         L.write('f', id, false)
@@ -214,7 +212,7 @@ local function add_writing(L)
       return
     end
     for key, values in pairs(L.written) do send(P .. key, values, false) end
-    expire(P .. 'l', L.ttl)
+    redis.call('EXPIRE', P .. 'l', L.ttl)
     redis.call('SET', P .. 'q', format('%d %d', L.tickets, L.rank), 'EX', L.ttl)
   end
 end

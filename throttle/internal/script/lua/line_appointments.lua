@@ -44,8 +44,14 @@ function appointments.next(q, now, time, previous)
     q.last = min(max(time, last + spacing), now + appointments.SPREAD)
     if q.last > last + spacing then q.first = q.last end -- nobody comes in between, so earlier ones are forgotten
   end
-  q.changed = true
-  return q.last
+  return q.last -- a queue that is asked for is written in any case
+end
+
+-- cover notes in the record of another queue of a server that its next appointment is `at`, instead of `previous`.
+function appointments.cover(q, now, at, previous)
+  local others_come = q.last > now and q.last ~= previous
+  q.first = others_come and q.first > now and min(q.first, at) or at
+  q.last = others_come and max(q.last, at) or at
 end
 
 -- took notes that n tickets were taken. full: more fit, but the server had no more slots.

@@ -16,19 +16,16 @@
 -- and no other ticket may overtake this one.
 
 local function new_eta(L)
-  local MANY = 64 -- the most tickets of one call
-
   local call, units_of = L.call, line_units.of_unit
-  local roomy = {} -- by scope: costs of which MANY fit besides all that waits, until the scope changes
+  local roomy = {} -- by scope: costs of which a call's most tickets, 64, fit besides all that waits, until it changes
 
   -- The units that wait for a window, in the flow's queue and those that are alive. `demand` is one table, which
   -- set_demand fills for each window, as a new one would cost time.
   local demand = {
-    unit = false, cost = 0,       -- of the window, and what the ticket costs
-    sum = 0, least = 0, most = 0, -- of the flow's class, with the least and the most cost of one ticket
-    other = 0, other_most = 0,    -- of the other class, with the most cost of one ticket
-    all = 0, largest = 0,         -- all that may go before the ticket; the most cost of any ticket
-    idle = 0,                     -- what live tickets may leave to batches
+    unit = false, cost = 0, idle = 0, -- of the window; what the ticket costs; what live tickets may leave to batches
+    sum = 0, least = 0, most = 0,     -- of the flow's class, with the least and the most cost of one ticket
+    other = 0, other_most = 0,        -- of the other class, with the most cost of one ticket
+    all = 0, largest = 0,             -- all that may go before the ticket; the most cost of any ticket
   }
 
   -- other_class returns how many units of the other class go first, while `units` of the flow's class go. For a
@@ -104,7 +101,7 @@ local function new_eta(L)
   end
 
   -- let_in returns the scopes as they will be when the upstream lets in a ticket with these costs, and that time.
-  -- The wait until then counts only at scopes with an upstream's answer: see `since`.
+  -- A scope without an upstream's answer causes none of this wait: forecast leaves it out there, by `since`.
   local function let_in(list, at, costs)
     local time = at
     for s = 1, #list do
@@ -134,9 +131,9 @@ local function new_eta(L)
       local used = max(1, limit - largest + 1, limit / 2)
       ahead, most_ahead = ceil(ahead * limit / used), ceil(most_ahead * limit / used)
     end
-    local late = (largest > 0 and fits_at(st, at, largest, most_ahead, each) or at) + pace_most
+    local late = (largest > 0 and fits_at(st, at, largest, most_ahead, each) or at) + pace_most -- any may be first
     local delay = scope.sections and upstream().fits_at(scope, i, at, at, largest, most_ahead) - at or 0
-    if delay > 0 then late = late + delay + (late > at and st.gap or 0) end -- the window fills up after it
+    if delay > 0 then late = late + delay + (late > at and st.gap or 0) end -- full again at its end: one reset more
     local fit, earliest, bounded = max(pace, windows.fits_window(scope, i, at, cost, ahead, each)), at, true
     if algorithm.release then
       local leases = st.present or st -- they may be renewed
@@ -163,7 +160,7 @@ local function new_eta(L)
         set_demand(ticket, scope, i, list[2] and st.limit or 0) -- a limit's worth: tickets may wait at other scopes
         local cost, all = demand.cost, demand.all
         local all_fit = cost + all == 0 or fits_at(st, at, cost, all, 1) <= at
-        many_fit = many_fit and all_fit and fits_at(st, at, cost, all + MANY * cost, 1) <= at
+        many_fit = many_fit and all_fit and fits_at(st, at, cost, all + 64 * cost, 1) <= at
         if not all_fit or scope.sections or batch then
           local fit, late, soonest, bounded = delays(ticket, scope, i, at, one_scope)
           all_bounded, earliest, waits = all_bounded and bounded, max(earliest, soonest), waits + late - at

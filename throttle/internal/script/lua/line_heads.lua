@@ -42,8 +42,8 @@ local function new_heads(L)
     return upstream().fits_at(scope, i, at, time, cost, ahead)
   end
 
-  -- scope_opens returns when a scope may have room for the costs of a flow's ticket. costs: by window. If L.order is
-  -- set, the flow leaves room for sides whose turn it is, or waits for them: see order.owed.
+  -- scope_opens returns when a scope may have room for the costs, by window, of a flow's ticket. If L.order is set, the
+  -- flow leaves room for sides whose turn it is, or waits for them (order.owed): LATEST at most, as they may be gone.
   local function scope_opens(flow, scope, at, costs)
     local ahead, owed = scope.ahead, L.order and L.order.owed(flow, scope)
     local time = max(at, owed and owed.opens or at)

@@ -149,9 +149,8 @@ local function new_join(L)
     local key = P .. 'f:' .. flow.id
     local id = r.ticket or redis.call('ZRANGE', key, '-1', '-1')[1]
     local position = id and redis.call('ZRANK', key, id)
-    if not position then return nil end
+    if not position or L.flow_name(id) ~= flow.id then return nil end
     local _, text = L.ticket(id)
-    if L.flow_name(id) ~= flow.id then return nil end
     list, at = resumed(r, list, at)
     local costs = windows.costs_of(call, text)
     local answer = forecast({flow = flow, costs = costs, position = position, all_first = false}, list, at, fits)
@@ -209,7 +208,7 @@ local function new_join(L)
     if r.backlog and flow.n >= r.backlog then return 'backlog', now, answer end
     local refusal = (r.max_wait or r.deadline) and refused(r, answer, earliest)
     if refusal then return refusal, now, answer end
-    if name then -- the ticket leaves another flow, as its scopes or attributes have changed, or what is left in its own
+    if name then -- it leaves its old flow, as scopes or attributes have changed; or the set of its own has lost it
       heads().remove(r.ticket)
       flow = flow_for(r)
     end

@@ -181,7 +181,7 @@ local function new_order(L, names, strict)
     if not narrow and scope.suffix ~= ROOT and not flow.batch then return nil end
     local standings, name = all_standings[scope.suffix] or new_standings(scope), flow.queue
     local list, rows = standings.list, standings.rows
-    if not standings.complete or list[1] and not rows[name] then
+    if not standings.complete or list[1] and not rows[name] then -- in a join its side may wait only since
       for k = 1, #sides do
         if not rows[sides[k].q.queue] then add_waiting(standings, sides[k], flow) end
       end
@@ -259,7 +259,7 @@ local function new_order(L, names, strict)
         end
       end
     end
-    if flow_row.class == BATCH and not live and standings.time > now + BURST then
+    if flow_row.class == BATCH and not live and standings.time > now + BURST then -- beside live tickets tags decide
       owed = owed or {reserved = {}, lapses = MOST, opens = nil}
       owed.opens = max(owed.opens or 0, standings.time - BURST)
     end
@@ -300,9 +300,9 @@ local function new_order(L, names, strict)
     return live
   end
 
-  -- note_grant_at counts a grant at a scope. A batch that live tickets delayed at a broader scope may be behind its
-  -- time here, and catch up: by `arrears` (us) at most, the longest period up to PACED of a window there, 0 if
-  -- none delayed it. It returns the arrears for narrower scopes.
+  -- note_grant_at counts a grant at a scope. `arrears` (us): how far a batch's time here may lie in the past, so that
+  -- it catches up. It is 0 unless live tickets delayed the batch at a broader scope; then it is the longest period, up
+  -- to PACED, of that scope's windows. It returns the arrears for narrower scopes.
   local function note_grant_at(flow, scope, costs, arrears)
     local standings, flow_row = standings_of(flow, scope)
     if not standings then return arrears end

@@ -12,9 +12,8 @@ local function new_take(L)
   local call, fair, heads = L.call, made_once(new_fair, L), made_once(new_heads, L)
   local P, now = call.P, call.now
 
-  -- load_list reads the first n flows of a node into node.list, in order, with their scopes and first tickets. Its
-  -- `whole` is whether these are all of n:NODE; `refill`, whether more may come there once it is empty. At a node of
-  -- several tenants n:NODE may have only one flow of each (line.lua); node.crowded: some tenant has several.
+  -- load_list reads the first n flows of n:NODE into node.list, with their scopes and first tickets. `whole`: these are
+  -- all; `refill`: once it is empty, more may have come; node.crowded: a tenant has further flows in m:NODE (line.lua).
   local function load_list(node, n)
     local key, may_crowd = P .. 'n:' .. node.key, node.shared and not call.only_tenants
     local found = redis.call('ZRANGE', key, '0', format('%d', n - 1), 'WITHSCORES')
@@ -35,7 +34,7 @@ local function new_take(L)
     list.refill = not list.whole or may_crowd and #ids > 0
     node.crowded = may_crowd and redis.call('ZCARD', P .. 'm:' .. node.key) ~= redis.call('ZCARD', key)
     scopes.read(call, suffixes)
-    heads.load(list, ceil((n - 1) / max(1, #list)) + 1)
+    heads.load(list, ceil((n - 1) / max(1, #list)) + 1) -- n - 1 tickets of all together, and one more of each
   end
 
   -- move_first lets the first flow of a node wait by another rank and score, at another node, or nowhere. The list of
@@ -118,9 +117,8 @@ local function new_take(L)
     if L.order then L.order.moved(suffix) end
     local scope = node.shared and suffix == ROOT and call.open[node.suffix]
     if scope then -- the room that the flow will take is not free for the next
-      local ahead = scope.ahead or {}
-      for unit, cost in pairs(ticket.costs.units) do ahead[unit] = (ahead[unit] or 0) + cost end
-      scope.ahead = ahead
+      scope.ahead = scope.ahead or {}
+      for unit, cost in pairs(ticket.costs.units) do scope.ahead[unit] = (scope.ahead[unit] or 0) + cost end
     end
     if node.suffix == ROOT then heads.reopen(flow, suffix) end
   end
@@ -227,7 +225,7 @@ local function new_take(L)
   -- restore puts back tickets that a process took and has not acknowledged, at their ranks. They stay charged.
   local function restore(record)
     local J = new_join(L)
-    for ticket in gmatch(sub(record, 36), '[^\n]+') do
+    for ticket in gmatch(sub(record, 36), '[^\n]+') do -- after seq, at, next and id_base: see take.lua
       local id, text, key, tenant, weight, suffixes, settings =
         match(ticket, '^(%S+) (%S+ %S+ (%S+)) (%S+) %l%S* (%S+) ([^;]*);([^\t]*)')
       if not L.read('t', id) then
@@ -253,12 +251,16 @@ local function new_take(L)
         local soonest = redis.call('ZRANGE', P .. 'd:' .. q.queue, '0', '0', 'WITHSCORES')[2]
         local due = soonest and soonest + 0 or now + appointments.LATEST
         if q.rescan ~= '-' then due = min(due, now + appointments.SPACING) end -- see look_at_changes
-        local alone = q.first == appointment and q.last == appointment -- the record has only the one that ended now
-        if alone and due > now then q.first, q.last = 0, 0 end
         if not soonest_q or due < time then soonest_q, time = q, due end
       end
     end
-    return soonest_q and appointments.next(soonest_q, now, max(time, call.paused or 0), appointment) or 0
+    if not soonest_q then return 0 end
+    local at = appointments.next(soonest_q, now, max(time, call.paused or 0), appointment)
+    for i = 1, at > now and #names or 0 do
+      local q = L.queues[names[i]]
+      if q and q.n > 0 and q ~= soonest_q then appointments.cover(q, now, at, appointment) end
+    end
+    return at
   end
 
   -- ask_for notes that these queues are asked for, together. It returns their sides that wait, and all names.

@@ -50,7 +50,7 @@ local line_units = {
     end
   end,
 
-  -- of_unit returns the sum, the least and the most of a unit.
+  -- of_unit returns the sum, the least and the most of a unit; if no ticket costs any, what min and max ignore.
   of_unit = function(tally, unit)
     local cost, u = tally.same and tally.same.units[unit], tally.units and tally.units[unit]
     if cost then return cost * tally.n, cost, cost end

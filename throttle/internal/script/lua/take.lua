@@ -76,15 +76,14 @@ for i = 1, nqueues + 0 do
   local priority, name = match(ARGV[first + 3 + i], '^(%d+) (.*)$')
   queues[i] = {name = name, priority = priority + 0}
 end
-local next_time = T.take(queues, strict == '1', most + 0, appointment, taken)
+taken[2] = T.take(queues, strict == '1', most + 0, appointment, taken)
 scopes.write_all(call)
 L.finish()
-taken[2] = next_time
 -- Tickets that nobody acknowledges are put back, but not claims: their process is gone then.
 local may_be_lost = taken.n > 0 and not L.queue_of(queues[1].name).claims
-remember(next_time, taken.kept, may_be_lost and L.ttl .. '000' or RECORD_MS)
+remember(taken[2], taken.kept, may_be_lost and L.ttl .. '000' or RECORD_MS)
 if may_be_lost then
   redis.call('ZADD', P .. 'k', format('%d', now), process)
-  files.expire(P .. 'k', L.ttl)
+  redis.call('EXPIRE', P .. 'k', L.ttl)
 end
 return taken

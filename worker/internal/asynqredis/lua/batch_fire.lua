@@ -16,7 +16,7 @@ if not by_hand then
   local decided = tick ~= NONE and redis.call('HGETALL', KEYS[3]) or {} -- two per schedule: its text, its last tick
   for i = 2, #decided, 2 do
     local last = tonumber(decided[i])
-    if last > tonumber(up_to) and last <= now then return 0 end -- a tick after now: a clock was wrong
+    if last > tonumber(up_to) and last <= now then return 0 end -- one after now does not count: a clock was wrong
   end
 end
 for _, old in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - kept)) do

@@ -16,7 +16,7 @@ if retries and phase ~= 'retry' then
   redis.call('HSET', KEYS[1], 'phase', 'retry', 'finished', 0, 'round', (round or 0) + 1)
   redis.call('HSET', KEYS[2], ARGV[2], 'open')
 elseif resumes and stopped == '1' then
-  redis.call('HSET', KEYS[1], 'stopped', 2) -- see neverStopped (status.go)
+  redis.call('HSET', KEYS[1], 'stopped', 2) -- not 1: it was resumed, and stops no more until a retry (status.go)
 end
 if resumes then redis.call('HSET', KEYS[1], 'set_aside', 1, 'resumed', 1) end -- all join again: picks dropped tickets
 if resumes or retries then -- what is expected is unknown, until a scheduler looks again

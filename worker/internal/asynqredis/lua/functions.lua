@@ -42,7 +42,7 @@ local firings = {} -- by name: the answer, the same for all tasks of one call
 local function is_stopped(prefix, id)
   local name = string.byte(id) == 115 and string.match(id, '^sluice%-batch:(.+):%d+$') -- "s"
   if name and firings[name] == nil then
-    local key = string.sub(prefix, 1, -3) .. 'sluice:batch:' .. name
+    local key = string.sub(prefix, 1, -3) .. 'sluice:batch:' .. name -- without its "t:" the prefix is the queue's
     local want, closes = unpack(redis.call('HMGET', key, 'want', 'closes'))
     local has_hours = closes and closes ~= '0'
     local is_closed = has_hours and tonumber(redis.call('TIME')[1]) >= tonumber(closes)

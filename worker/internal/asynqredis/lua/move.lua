@@ -4,7 +4,7 @@
 --       5 lines (dequeue.lua)
 -- ARGV  1 prefix of the task keys  2 prefix of the keys of groups  3 now (s)  4 now (ns)
 --       then seven per task: ID; which task of that ID: a join key, "due", or "any" if scheduled or to be retried;
---       where it goes: "archive", "delete", "look" (nowhere), "pending" as asynq enqueues or forwards it, or
+--       where it goes: "archive", "delete", "look" (nowhere; for "any"), "pending" as asynq enqueues or forwards it, or
 --       score (s) at which forward finds it; mark and line if it joins a line, or ""; new message or "";
 --       length of the old message
 -- reply per task 1: moved, or it has this mark already; 0: it is elsewhere, or may run still; -1: it is not there,

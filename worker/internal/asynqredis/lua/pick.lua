@@ -2,7 +2,7 @@
 --
 -- KEYS  1 scheduled (sorted set)  2 active (list)  3 lease (sorted set)  4 whether the queue is paused
 -- ARGV  1 prefix of the task keys  2 end of the lease (s)  3 key of this call
---       then two per task: ID, join key
+--       then two per task: ID, join key (the first 16 bytes of its mark: store.go)
 -- reply per task its message, 1 if the queue is paused, or 2 for anything else: it is active, pending or
 --       gone, has ended or failed, its firing is stopped, or it waits for something else
 --
